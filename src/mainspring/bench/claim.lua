@@ -1,9 +1,9 @@
--- Claim what is due: the hand-written design that `bench baseline` measures.
+-- Claim due tasks: the hand-written design that `bench baseline` measures.
 --
 -- KEYS  due (sorted set: id -> due ms), leased (sorted set: id -> lease end ms), entries (hash: id -> entry)
--- ARGV  how many at most, lease in ms
+-- ARGV  limit, lease in ms
 -- returns {ids, entries}, the earliest first
--- keeps: nothing is claimed before its time by the server's clock, and nothing by two at once.
+-- keeps: no task is claimed before its time by the server's clock, and none by two callers at once.
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms, 'LIMIT', 0, ARGV[1])

@@ -311,7 +311,7 @@ def test_a_data_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_shows_its_log_and_frees_the_folder(folder: Path) -> None:
-    with pytest.raises(EmbeddedError, match=r"(?s)ended at its start.*no-such-directive"):
+    with pytest.raises(EmbeddedError, match=r"(?s)ended during startup.*no-such-directive"):
         embedded.start(folder, extra_config={"no-such-directive": "1"})
     with embedded.start(folder, extra_config={"maxmemory": "64mb"}) as server, connect(server.url) as client:
         assert client.config_get("maxmemory") == {"maxmemory": str(64 * 1024 * 1024)}
@@ -360,7 +360,7 @@ def test_a_directive_cannot_bring_another_one_along(folder: Path) -> None:
 def test_a_damaged_password_is_a_clear_error(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "password").write_bytes(b"\xff\xfe")
-    with pytest.raises(EmbeddedError, match="password is damaged; end what uses the folder and remove the file"):
+    with pytest.raises(EmbeddedError, match="password is damaged; stop what uses the folder and remove the file"):
         embedded.start(folder)
 
 

@@ -92,7 +92,7 @@ async def test_a_call_on_split_keys_waits_for_the_end_of_the_move(nodes: ServerC
     move.take(names[0])
     transaction: list[Any] = [("MULTI",), *(("INCR", name) for name in names), ("INCR", f"{TAG}new"), ("EXEC",)]
     waiting = asyncio.create_task(store.run_one(slot, transaction))
-    with pytest.raises(Unavailable, match=f"slot {slot} is on its way") as caught:
+    with pytest.raises(Unavailable, match=f"slot {slot} is moving to another server") as caught:
         await store.urgent(5).run_one(slot, transaction)
     assert not caught.value.sent, "nothing was executed, so a put may be sent again without a mark"
     while move.step(10):
@@ -149,7 +149,7 @@ async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: Ser
     lane = next(lane for n in range(100) if partition_of(lane := f"lane{n}", PARTITIONS) == 0)
     # Due at once, so that the put wakes the owner as well.
     waiting = asyncio.create_task(client.put_many([Task("log:", lane=lane), Task("log:", lane=lane, after="1h")]))
-    with pytest.raises(Unavailable, match="on its way"):
+    with pytest.raises(Unavailable, match="moving to another server"):
         await Client.over(store.urgent(5)).put("log:", lane=lane)
     assert move.left() == before
     while await asyncio.to_thread(move.step, 5):

@@ -203,7 +203,7 @@ async def test_after_a_lost_reply_the_cancel_stands_and_what_stays_can_be_found(
     await put_all(ticker.client, names, place_of(ticker.clock))
     with bad_road(ticker.store) as road:
         road.next("lose reply", only=lambda commands: any("compact" in str(command[1:2]) for command in commands))
-        with pytest.raises(Unavailable, match="cut the road"):
+        with pytest.raises(Unavailable, match="broke the network path"):
             await ticker.client.cancel_many(names[4:])
     assert set(await ticker.client.cancel_many(names[4:])) == {"cancelled"}
     assert {(await ticker.client.get(name)).state for name in names[:4]} == {"pending"}

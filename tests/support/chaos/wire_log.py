@@ -8,7 +8,7 @@ import hiredis
 
 from mainspring.model.clock import ServerClock
 from mainspring.store.keys import Keyspace
-from mainspring.store.owner.fire import COUNTS, PLANT_ARGS
+from mainspring.store.owner.fire import COUNTS, OCCURRENCE_ARGS
 from mainspring.store.scripts import Scripts, text_of
 
 _OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "hand_off", "drop")
@@ -155,5 +155,5 @@ def _sections(keys: list[bytes], args: list[bytes]) -> list[Claim]:
         claims.append(Claim(keys[section], token.decode(), int(seq), finished))
         at += 3 + small + large * 2 + commits * 2 + proofs * 4 + (known * 3 + 1 if known else 0)
         if plants:
-            at += 2 + int(args[at]) * 3 + plants * PLANT_ARGS
+            at += 2 + int(args[at]) * 3 + plants * OCCURRENCE_ARGS
     return claims

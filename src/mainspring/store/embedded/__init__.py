@@ -55,30 +55,30 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Nobody answers, or not as our server would."""
+    """No answer, or not the answer of our server."""
 
     reason: str
 
 
 def probe(path: Path, password: str) -> Ready | Loading | Silent:
-    """Whether the server behind the socket answers."""
+    """Check whether the server behind the socket answers."""
     try:
         _, pong, info = ask(path, ("AUTH", password), ("PING",), ("INFO", "server"))
     except (OSError, EmbeddedError) as error:
         return Silent(str(error))
     if isinstance(pong, hiredis.ReplyError) and str(pong).startswith("LOADING"):
         return Loading()
-    # Also one that answers PING with an error: with its disk full it refuses that too, and can still be read.
+    # A server that answers PING with an error is ready too: with a full disk it refuses PING, but can still be read.
     if isinstance(info, bytes):
         return Ready(pid=_process_id(info))
     return Silent(f"it answers PING with {pong}")
 
 
 def listen_on(path: Path, password: str, ports: Iterator[int]) -> int:
-    """Let the server listen on the first of `ports` that it can have; returns that port.
+    """Let the server listen on the first of `ports` that is free; return that port.
 
-    The server is asked at run time, not by its configuration: another program may take a free port
-    between our look and the server's start, and then the whole start would have failed.
+    The port is set at run time, not in the configuration: another program may take a free port between our check
+    and the server's start, and then the whole start would fail.
     """
     refusal = None
     for port in ports:
@@ -89,7 +89,7 @@ def listen_on(path: Path, password: str, ports: Iterator[int]) -> int:
 
 
 def ask(path: Path, *commands: tuple[str, ...]) -> list[Any]:
-    """Send commands on one short connection; errors of the server come back as values."""
+    """Send commands on one short-lived connection; errors of the server are returned as values."""
     reader = hiredis.Reader()
     replies: list[Any] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -116,14 +116,14 @@ def _process_id(info: bytes) -> int:
     return int(fields["process_id"])
 
 
-_LOADING_S = 1800.0  # a server that reads its AOF is at work, however long: this only ends a hang
+_LOADING_S = 1800.0  # a server that reads its AOF is working, however long it takes: this only ends a hang
 _POLL_S = 0.01
 _PORT_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A running embedded server. The urls hold the password, so they stay out of the repr."""
+    """A running embedded server. The URLs contain the password, so they are not in the repr."""
 
     url: str = field(repr=False)
     tcp_url: str = field(repr=False)
@@ -133,7 +133,7 @@ class EmbeddedServer:
     _watcher: Watcher | None = field(default=None, repr=False, compare=False)
 
     def stop(self) -> None:
-        """End the server if this process owns it, and wait for its last flush. May be called again."""
+        """Stop the server if this process owns it, and wait for its last flush. May be called again."""
         if self._watcher is not None:
             self._watcher.end()
 
@@ -156,9 +156,9 @@ def start(
 ) -> EmbeddedServer:
     """Start the server of a data folder, or share the one that runs there.
 
-    `memory_bytes` (its `maxmemory`; None: half of what the machine has, 0: no limit) and `extra_config` (server
-    directives) count only for the process that starts the server. `timeout_s` does not run while the server loads
-    its data.
+    `memory_bytes` (its `maxmemory`; None: half of the machine's memory, 0: no limit) and `extra_config` (server
+    directives) count only for the process that starts the server. `timeout_s` is suspended while the server loads its
+    data.
     """
     limit = {} if memory_bytes is None else {"maxmemory": str(memory_bytes)}
     chosen = data_dir or default_data_dir()
@@ -170,8 +170,8 @@ def start(
 
 
 def _own_or_share(folder: Folder, binary: str | None, extra: Mapping[str, str], timeout_s: float) -> EmbeddedServer:
-    # Whoever gets the lock starts the server. Whoever does not waits until the other's server answers,
-    # or until the lock is free because that server was just stopping.
+    # The process that gets the lock starts the server. Any other waits until that server answers, or until the lock is
+    # free because the server was just stopping.
     deadline = _Deadline(timeout_s)
     while True:
         with _lock(folder) as lock_fd:
@@ -189,7 +189,7 @@ def _own_or_share(folder: Folder, binary: str | None, extra: Mapping[str, str], 
 
 @contextlib.contextmanager
 def _lock(folder: Folder) -> Iterator[int | None]:
-    """Our copy of the lock, None if it is taken. Closing our copy leaves the server's copy in force."""
+    """Yield our copy of the lock, or None if it is taken. Closing our copy leaves the server's copy in force."""
     fd = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +234,7 @@ def _await_ready(folder: Folder, path: Path, watcher: Watcher, timeout_s: float)
             case Silent(reason):
                 if watcher.ended:
                     raise EmbeddedError(
-                        f"the embedded server in {folder.path} ended at its start.{_remedy(folder.log_tail())}"
+                        f"the embedded server in {folder.path} ended during startup.{_remedy(folder.log_tail())}"
                         f" The end of {folder.log}:\n{folder.log_tail()}"
                     )
                 deadline.check(
@@ -245,7 +245,7 @@ def _await_ready(folder: Folder, path: Path, watcher: Watcher, timeout_s: float)
 
 
 def _remedy(log: str) -> str:
-    """What to do, where the server says itself what is wrong."""
+    """Return what to do, if the log names a known problem."""
     if "Bad file format reading the append only file" not in log:
         return ""
     return (
@@ -282,7 +282,7 @@ def _server(folder: Folder, info: Info, watcher: Watcher | None) -> EmbeddedServ
 
 
 def _ports(last: Info | None) -> Iterator[int]:
-    """The port of the run before, so that addresses stay good over a restart; then whatever is free."""
+    """Yield the previous run's port, so that addresses stay valid over a restart; then any free port."""
     if last is not None:
         yield last.port
     for _ in range(_PORT_TRIES):
@@ -298,7 +298,7 @@ def _by_whom(folder: Folder) -> str:
 
 
 class _Deadline:
-    """The time a start may take; a server that loads its data moves it."""
+    """Time limit of a start; a server that loads its data extends it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -329,7 +329,7 @@ _GUEST_POLL_S: Final = 0.01
 
 @contextlib.contextmanager
 def guest(data_dir: Path | None = None, *, memory_bytes: int | None = None) -> Iterator[EmbeddedServer]:
-    """The server of a folder, for as long as a command needs it."""
+    """Provide the server of a folder for as long as a command needs it."""
     lock_fd = _come(data_dir or default_data_dir())
     try:
         server = start(data_dir, memory_bytes=memory_bytes)

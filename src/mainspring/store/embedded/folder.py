@@ -1,4 +1,4 @@
-"""The data folder of an embedded server: what lies in it, the program, and the layout of its memory.
+"""The data folder of an embedded server: its files, the server program, and its memory settings.
 
 appendonlydir/   the tasks: the server's AOF
 password         generated once, kept over restarts; 0600
@@ -35,7 +35,7 @@ _VERSION = re.compile(r"\bv=(\d+)\.(\d+)")
 
 
 def find_binary() -> str:
-    """The absolute path of a usable server program; EmbeddedError says what was tried if there is none."""
+    """Return the absolute path of a usable server program; EmbeddedError lists what was tried if there is none."""
     tried: list[str] = []
     for candidate in _candidates():
         try:
@@ -50,7 +50,7 @@ def find_binary() -> str:
 
 
 def check_binary(binary: str) -> str:
-    """The absolute path of `binary` if it runs and is new enough, else EmbeddedError."""
+    """Return the absolute path of `binary` if it runs and is new enough; otherwise raise EmbeddedError."""
     path = shutil.which(binary)
     if path is None:
         raise EmbeddedError(f"{binary} does not exist or is not executable")
@@ -82,7 +82,7 @@ def _version(path: str) -> tuple[int, int]:
     output = (asked.stdout + asked.stderr).decode(errors="replace").strip()
     if match := _VERSION.search(output):
         return int(match[1]), int(match[2])
-    raise EmbeddedError(f"{path} does not tell its version; it said: {output[:200]!r}")
+    raise EmbeddedError(f"{path} does not report its version; its output: {output[:200]!r}")
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -107,12 +107,13 @@ _PLACES: Final = ("lib/*-linux-gnu", "lib64", "lib", "local/lib")
 
 
 def memory_settings() -> dict[str, str]:
-    """What belongs into the server's configuration."""
+    """Return the memory settings for the server's configuration."""
     return {} if "jemalloc" in memory_environ().get(_PRELOADED, "") else dict(_SMALL_NODES)
 
 
 def default_memory_bytes() -> int:
-    """Half of what this machine, or the process's control group, may use; the rest is for rewrites and for nodes.
+    """Return half of the memory that this machine, or the process's control group, allows; the rest is for rewrites and
+    for nodes.
 
     While the server rewrites its file, a forked copy of it takes up to as much again.
     """
@@ -121,7 +122,7 @@ def default_memory_bytes() -> int:
 
 
 def control_group_limits(root: Path = Path("/")) -> Iterator[int]:
-    """The limits of the group and of all groups around it; none on systems without control groups."""
+    """Yield the limits of the group and of all groups around it; none on systems without control groups."""
     try:
         rows = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -135,7 +136,7 @@ def control_group_limits(root: Path = Path("/")) -> Iterator[int]:
             top, name = mounted / "memory", "memory.limit_in_bytes"
         else:
             continue
-        # Within a container the path may be that of the host: then the mounted root is the group.
+        # In a container the path may be the host's: then the mounted root is the group.
         inner = top / group.strip("/")
         for folder in (inner, *inner.parents):
             with contextlib.suppress(OSError, ValueError):  # not there, or "max"
@@ -145,7 +146,7 @@ def control_group_limits(root: Path = Path("/")) -> Iterator[int]:
 
 
 def memory_environ() -> dict[str, str]:
-    """The environment for the server. The user's own malloc and preload settings take precedence."""
+    """Return the environment for the server. The user's own malloc and preload settings take precedence."""
     own, tunables = dict(os.environ), os.environ.get(_TUNABLES, "")
     if _KEPT in tunables or _PRELOADED in own:
         return own
@@ -157,7 +158,7 @@ def memory_environ() -> dict[str, str]:
 
 @cache
 def jemalloc() -> str | None:
-    """The library, where the machine has it: Debian's redis-server brings it."""
+    """Return the path of the library if the machine has it: Debian's redis-server installs it."""
     found = (str(path) for place in _PLACES for path in Path("/usr").glob(f"{place}/libjemalloc.so.2"))
     return next(found, None)
 
@@ -169,7 +170,7 @@ _OURS = frozenset({"port", "bind", "unixsocket", "unixsocketperm", "requirepass"
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What a second process must know to share the server."""
+    """The facts that a second process needs to share the server."""
 
     socket: str
     port: int
@@ -178,7 +179,7 @@ class Info(msgspec.Struct, frozen=True):
 
 
 def default_data_dir() -> Path:
-    """MAINSPRING_DATA_DIR, else the place for state in the user's home."""
+    """Return MAINSPRING_DATA_DIR, or the place for state in the user's home."""
     if given := os.environ.get("MAINSPRING_DATA_DIR"):
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME")
@@ -191,7 +192,7 @@ def unusable(chosen: Path, error: OSError) -> EmbeddedError:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The paths in one data folder, and reading and writing of what lies there."""
+    """The paths in one data folder, and the reading and writing of its files."""
 
     path: Path
 
@@ -220,19 +221,19 @@ class Folder:
         return self.path / "server.log"
 
     def password(self) -> str:
-        """The stored password; made at the first call, which the lock's holder makes."""
+        """Return the stored password; the first call, made by the lock's holder, creates it."""
         file = self.path / "password"
-        if not file.exists() or not file.read_bytes().strip():  # an empty one would let everybody in
+        if not file.exists() or not file.read_bytes().strip():  # an empty password would let everyone in
             write_private(file, secrets.token_urlsafe(32).encode())
         try:
             return file.read_text("ascii").strip()
         except UnicodeDecodeError:
             raise EmbeddedError(
-                f"{file} is damaged; end what uses the folder and remove the file, the next start makes another"
+                f"{file} is damaged; stop what uses the folder and remove the file, and the next start makes another"
             ) from None
 
     def info(self) -> Info | None:
-        """The last server that became ready here; it may be gone."""
+        """Return the last server that became ready here; it may be gone."""
         try:
             return msgspec.json.decode((self.path / "server.json").read_bytes(), type=Info)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -245,7 +246,7 @@ class Folder:
         if wrong := sorted(_OURS & {name.lower() for name in extra}):
             raise EmbeddedError(f"the embedded server sets {', '.join(wrong)} itself; leave it out of extra_config")
         for name in extra:
-            if not _DIRECTIVE.fullmatch(name):  # with a space or a line break it would bring another directive along
+            if not _DIRECTIVE.fullmatch(name):  # a name with a space or a line break would add another directive
                 raise EmbeddedError(f"extra_config: {name!r} is not the name of a directive")
         settings = {
             "port": "0",  # the port is opened once the server runs, see embedded_probe.listen_on
@@ -258,7 +259,7 @@ class Folder:
             "daemonize": "no",
             "appendonly": "yes",
             "appendfsync": "everysec",
-            "save": "",  # the AOF and its rewrites are the persistence; a second copy is only work
+            "save": "",  # the AOF and its rewrites are the persistence; a second copy would only cost work
             "maxmemory": str(default_memory_bytes()),
             "maxmemory-policy": "noeviction",
             **memory_settings(),
@@ -267,13 +268,13 @@ class Folder:
         write_private(self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items()))
 
     def turn_log(self) -> None:
-        """Start a new log, so that its tail speaks of this run only."""
+        """Start a new log, so that its tail concerns only this run."""
         if self.log.exists():
             self.log.replace(self.path / "server.log.1")
         write_private(self.log, b"")
 
     def log_tail(self) -> str:
-        """The end of the log, for error messages."""
+        """Return the end of the log, for error messages."""
         try:
             text = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         except FileNotFoundError:
@@ -281,9 +282,9 @@ class Folder:
         return text or "(the log is empty)"
 
     def socket_path(self) -> Path:
-        """The socket in the folder; for a deep folder one in a private folder with a short path.
+        """Return the socket in the folder, or for a deep folder one in a private folder with a short path.
 
-        The private folder is left in place: removing it could hit the next owner, who is just starting.
+        The private folder is left in place: removing it could hit the next owner, which is just starting.
         """
         near = self.path / "server.sock"
         if len(os.fsencode(near)) <= _LONGEST_SOCKET_PATH:
@@ -298,7 +299,7 @@ class Folder:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Replace a file whole, readable by this user only from its first byte on."""
+    """Replace a whole file, readable only by this user from its first byte on."""
     fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
     fresh.unlink(missing_ok=True)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -310,7 +311,7 @@ def write_private(file: Path, content: bytes) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder below a shared one, or make sure that the one there is ours alone."""
+    """Make a folder below a shared one, or check that an existing one is private to this user."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -1,6 +1,6 @@
 """The watcher: a small process between the owner and the server, so that the server ends with its owner.
 
-The owner holds the write end of a pipe, the watcher the read end. However the owner goes (a clean stop,
+The owner holds the write end of a pipe, the watcher the read end. However the owner ends (a clean stop,
 an exception, SIGKILL), the kernel closes the pipe, the watcher reads end-of-file and ends the server with
 SIGTERM, on which the server flushes its AOF. A clean stop takes the same path, so that path is exercised often.
 
@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-_GRACE_S = 30.0  # for the last AOF flush; a server that is still there then is stuck and is killed
+_GRACE_S = 30.0  # for the last AOF flush; a server that has not ended by then is stuck and is killed
 _PR_SET_PDEATHSIG = 1
 _MINE: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
 
@@ -42,7 +42,7 @@ class Watcher:
                     stderr=output,
                     cwd="/",
                     pass_fds=(lock_fd,),
-                    env=environ,  # the watcher hands it on to the server
+                    env=environ,  # the watcher passes it on to the server
                     start_new_session=True,  # Ctrl-C in the owner's terminal must not reach the server
                 )
         except BaseException:
@@ -54,11 +54,11 @@ class Watcher:
 
     @property
     def ended(self) -> bool:
-        """True once the server is gone (the watcher goes right after it)."""
+        """True once the server is gone (the watcher ends right after it)."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End the server and wait for it. May be called again; does nothing in a forked child."""
+        """Stop the server and wait for its end. May be called again; does nothing in a forked child."""
         if os.getpid() != self._owner_pid:
             return
         self.let_go()
@@ -85,9 +85,9 @@ os.register_at_fork(after_in_child=_let_go_in_a_forked_child)
 
 
 def watch(lock_fd: int, command: list[str]) -> int:
-    """The watcher's side: run the server until it ends or standard input closes."""
-    # Only the owner's end, or the server's, ends the watcher. Not SIG_IGN: the server would inherit that
-    # and, until it has set its own handlers, be deaf to the SIGTERM of an owner that dies at once.
+    """Run the server until it ends or standard input closes. This is the watcher's side."""
+    # Only the end of the owner or of the server ends the watcher. Not SIG_IGN: the server would inherit it and, until
+    # it has set its own handlers, ignore the SIGTERM of an owner that dies at once.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     os.umask(0o077)  # tasks may be confidential, also in a data folder that others may list
@@ -106,7 +106,7 @@ def watch(lock_fd: int, command: list[str]) -> int:
 def _end_when_owner_is_gone(server: "subprocess.Popen[bytes]") -> None:
     while os.read(0, 1):
         pass
-    server.terminate()  # Popen looks first whether the server still runs: never a stranger with its pid
+    server.terminate()  # Popen first checks that the server still runs: never kill another process with its pid
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(_GRACE_S)
     server.kill()

@@ -1,4 +1,4 @@
-"""What an owner writes: begin, commit, hand off, drop. Every call carries the owner's token.
+"""The writes of an owner: begin, commit, hand off, drop. Every call carries the owner's token.
 
 See docs/internals/protocol.md.
 """
@@ -21,17 +21,17 @@ WriteStatus = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "r
 
 
 COUNTS: Final = Struct(">HHHHHIH")
-"""Counts of a tick's section: small, large, commits, proofs, known, finished, plants."""
+"""Counts of a tick's section: small, large, commits, proofs, known, finished, occurrences."""
 _COUNTS: Final = COUNTS.pack
 _WHERE: Final = Struct(">HHI").pack
-PLANT_ARGS: Final = 5
-"""Values that tell the server of one plant."""
+OCCURRENCE_ARGS: Final = 5
+"""Values that describe one occurrence to the server."""
 WHOLE: Final = -1
-"""Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
+"""Offset of a whole bitmap: the bytes replace the stored ones."""
 
 
 class Touch(NamedTuple):
-    """The bytes of the fired and done bitmaps of one slice that change, and the proof that it is that slice."""
+    """The bytes of one slice's fired and done bitmaps that change, and the proof that it is that slice."""
 
     name: str
     keys: tuple[str, str, str, str]
@@ -40,22 +40,22 @@ class Touch(NamedTuple):
     """Index of the row whose header is the proof; -1 when all rows were proven by an earlier call."""
     header: bytes
     f_at: int
-    """First byte of `f`; WHOLE when it is all of the bitmap."""
+    """First byte of `f`; WHOLE if `f` is the whole bitmap."""
     f: bytes
     d_at: int
     d: bytes
 
 
 MOST_TOUCHES: Final = 1_000
-"""Slices and sections that a call carries at most: Lua can unpack some thousand values at once."""
+"""Limit of slices and sections per call: Lua can unpack only some thousand values at once."""
 
 
 UNREAD: Final = -1
-"""In place of a cursor: not a slice, and never read."""
+"""Cursor of a member that is not a slice, and is never read."""
 
 
 class Known(NamedTuple):
-    """A slice as far as it was read; lets the server see that nothing stands unread before a lane's task."""
+    """A slice as far as it was read; lets the server check that nothing unread comes before a lane's task."""
 
     name: str | bytes
     entries: str
@@ -64,22 +64,22 @@ class Known(NamedTuple):
 
 
 class NextOccurrence(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of a schedule when an occurrence of it begins, or is skipped."""
+    """Changes to a schedule's chain when an occurrence of it begins, or is skipped."""
 
     name: str
     claim: bytes
-    """Only a chain that still starts with this is moved on: it was not edited, and this was not done before."""
+    """Start of the chain that is advanced; if it differs, the schedule was edited, or this was done before."""
     value: bytes
-    """What the chain is then."""
+    """The new chain."""
     slice: Slice | None
-    """Where the following occurrence is put; None: there is none any more."""
+    """Slice in which the following occurrence is put; None if there is no further one."""
     row: bytes
     skipped: tuple[str, int, bytes] | None
-    """The key of x, the index and the hash of the id of an occurrence that does not run."""
+    """For an occurrence that does not run: the key of x, its index, and the hash of its id."""
 
 
 class Section(NamedTuple):
-    """What one partition commits and begins in a tick."""
+    """Commits and begins of one partition in a tick."""
 
     partition: int
     token: bytes
@@ -98,7 +98,7 @@ class TickReply(NamedTuple):
 
 
 async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | StoreError]:
-    """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
+    """Commit and begin for many partitions: one call per server, or in a cluster one per partition."""
     chunks = [[i] for i in range(len(sections))] if store.servers.cluster else _chunks(sections)
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
     answers: list[TickReply | StoreError] = []
@@ -113,8 +113,8 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | St
             status = cast("WriteStatus", row[0].decode())
             answers.append(TickReply(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
     if newest_us:
-        # All answers wait for the slowest server. The time in an early one is old by now: taken last, it would set
-        # the clock back behind begins of this very call, and what expired before them would go out.
+        # All answers wait for the slowest server, so the time in an early one is old by now. Sampled last, it would set
+        # the clock back behind begins of this same call, and tasks that expired before them would be delivered.
         store.clock.sample(newest_us)
     return answers
 
@@ -151,7 +151,7 @@ def _tick_group(store: Store, sections: list[Section]) -> Group:
             and not section.known
             and not section.plants
         ):
-            # The common section, without ado.
+            # The common section, without extra work.
             [touch] = touches
             small_x.append(touch.keys[3])
             small_f.append(touch.keys[1])
@@ -171,7 +171,7 @@ def _add_section(
     keys: list[str],
     args: list[Any],
 ) -> None:
-    """Add a section to the lists as tick.lua wants them: by what is done to a slice, not slice by slice."""
+    """Add a section to the lists in the order of tick.lua: by the operation on a slice, not slice by slice."""
     touches, known = section.touches, section.known
     small = [touch for touch in touches if touch.f and touch.f_at == WHOLE]
     large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
@@ -229,7 +229,7 @@ def _add_occurrences(names: PartitionKeys, plants: Sequence[NextOccurrence], key
 
 
 def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
-    """The answer lists small slices first; put it back into the order of the touches."""
+    """Return the answers in the order of the touches; the script lists small slices first."""
     if len(section.touches) == 1:
         return x or [b""]
     small = iter(x)
@@ -239,7 +239,7 @@ def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
 
 
 class NewPlace(NamedTuple):
-    """A retry: the entry to append, the slice it belongs to, and the (packed) address of the attempt that failed."""
+    """A retry: the entry to append, its slice, and the (packed) address of the failed attempt."""
 
     idh: bytes
     slice: Slice
@@ -251,17 +251,17 @@ class NewPlace(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Tasks of one slice that may not go out now and were not begun, and the hold slice in which they are to wait."""
+    """Held tasks of one slice that were not begun, and the hold slice in which they are to wait."""
 
     keys: tuple[str, str, str, str]
     head: bytes
-    """What the packed addresses of all entries of that slice begin with."""
+    """Common prefix of the packed addresses of all entries of that slice."""
     f_at: int
     f: bytes
-    """The fired bits of the slice, theirs among them; f_at is WHOLE when it is all of the bitmap."""
+    """The fired bits of the slice, with those of these tasks set; f_at is WHOLE if it is the whole bitmap."""
     slice: Slice
     rows: list[bytes | int]
-    """Index there, mark that stays there (or nothing) and entry for the hold slice, in turn."""
+    """In turn: index in the old slice, mark that is left there (or nothing), and entry for the hold slice."""
 
 
 class Death(NamedTuple):
@@ -271,7 +271,7 @@ class Death(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Outcomes of one partition that are more than plain success."""
+    """Outcomes of one partition that need more than a done bit."""
 
     partition: int
     token: bytes
@@ -333,7 +333,7 @@ class FinishedSlice(NamedTuple):
     slice: Slice
     g: float
     record: bytes = b""
-    """Record of a hold slice's hold, kept as long as ids of its tasks are."""
+    """Record of a hold slice's hold, kept as long as the ids of its tasks are."""
 
 
 async def drop(store: Store, slices: Sequence[FinishedSlice]) -> list[WriteStatus | StoreError]:
@@ -350,17 +350,17 @@ async def drop(store: Store, slices: Sequence[FinishedSlice]) -> list[WriteStatu
 
 
 MOST_TASKS: Final = 1_000
-"""Tasks that a call hands off at most: Lua can spread some thousand values at once."""
+"""Limit of tasks handed off per call: Lua can unpack only some thousand values at once."""
 
 MOST_BYTES: Final = 4 << 20
-"""Maximum bytes of a call, give or take one task: a server answers no other call while it reads."""
+"""Maximum bytes of a call, give or take one task: the server answers no other call while it reads."""
 
 BUSY: Final = b""
-"""The answer for a task that has to wait: another one of its id is in a queue."""
+"""Answer for a task that has to wait: another task with its id is in a queue."""
 
 
 class HandOff(NamedTuple):
-    """What one partition hands off in a call."""
+    """Tasks that one partition hands off in a call."""
 
     partition: int
     token: bytes
@@ -380,7 +380,7 @@ class HandOffReply(NamedTuple):
 
 
 async def hand_off(store: Store, works: Sequence[HandOff], listening: int = 1) -> list[HandOffReply | StoreError]:
-    """One call a partition, all in one trip a server. Workers are told how many of them are `listening`."""
+    """Make one call per partition, all in one trip per server. Workers are told how many of them are `listening`."""
     handed: list[HandOffReply | StoreError] = []
     for result in await store.run([_group(store, work, listening) for work in works]):
         if isinstance(result, StoreError):
@@ -417,13 +417,13 @@ AT_ONCE: Final = 1_000
 
 class Acks(NamedTuple):
     acks: dict[bytes, tuple[bytes, bytes]]
-    """Packed address -> idh, how it ended (see `queue_end.decode_ack`)."""
+    """Packed address -> idh, and how the task ended (see `queue_end.decode_ack`)."""
     cursor: int
     """The next cursor; 0 at the end."""
 
 
 async def read_acks(store: Store, cursors: Mapping[int, int]) -> list[Acks | StoreError]:
-    """Read some of each partition, from its cursor: entries that no node awaits must not hide the others."""
+    """Read some acks of each partition, from its cursor: entries that no node awaits must not hide the others."""
     groups: list[Group] = []
     for p, cursor in cursors.items():
         keys = store.keys.partitions[p]
@@ -443,7 +443,7 @@ async def read_acks(store: Store, cursors: Mapping[int, int]) -> list[Acks | Sto
 
 
 async def forget_acks(store: Store, known: Mapping[int, Sequence[bytes]]) -> StoreError | None:
-    """Remove acks whose tasks are settled. One that is left over does no harm: no other task has its address."""
+    """Remove acks whose tasks are settled. A leftover ack does no harm: no other task gets its address."""
     groups: list[Group] = []
     for p, addresses in known.items():
         keys = store.keys.partitions[p]
@@ -452,8 +452,8 @@ async def forget_acks(store: Store, known: Mapping[int, Sequence[bytes]]) -> Sto
 
 
 async def sweep_acks(store: Store, partition: int) -> None:
-    """Remove some of those whose slices are gone: a former owner had settled their tasks, and was over before it could
-    forget them."""
+    """Remove some acks whose slices are gone: a former owner had settled their tasks, but ended before it could forget
+    the acks."""
     [answer] = await read_acks(store, {partition: 0})
     if isinstance(answer, StoreError):
         raise answer
@@ -463,7 +463,7 @@ async def sweep_acks(store: Store, partition: int) -> None:
     places = {raw: Address.unpack(partition, raw) for raw in answer.acks}
     asked: list[RedisCommand] = [("ZSCORE", keys.slices, place.slice.name) for place in places.values()]
     scores = await store.run_one(keys.slot, asked)
-    # No slice has the incarnation of one that ever was: what is gone now stays so.
+    # No two slices ever have the same incarnation: a slice that is gone now stays gone.
     gone = [
         raw for (raw, place), score in zip(places.items(), scores, strict=True)
         if score is None or float(score) != place.score

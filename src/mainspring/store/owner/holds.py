@@ -1,4 +1,4 @@
-"""What a new owner learns of held work: lanes that wait for their head, and hold slices. See docs/lanes.md."""
+"""State of held work that a new owner reads: lanes that wait for their head, and hold slices. See docs/lanes.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from .read import slice_named
 
 
 class FailedHead(NamedTuple):
-    """The failed task a lane waits for."""
+    """The failed task that a lane waits for."""
 
     idh: bytes
     since_ms: int
-    """When it failed for the first time; 0 if not recorded."""
+    """When the task failed for the first time; 0 if not recorded."""
 
     @classmethod
     def unpack(cls, raw: bytes) -> "FailedHead":
@@ -31,7 +31,7 @@ class FailedHead(NamedTuple):
 class Inherited(NamedTuple):
     heads: dict[str, FailedHead]
     slices: dict[Slice, HoldRecord | None]
-    """Hold slices with tasks in them; None where the record is lost."""
+    """Hold slices with tasks in them; None if the record is lost."""
     ended: dict[str, int]
     """Names of hold slices that are gone, and since when."""
     heads_inside: set[str]
@@ -39,7 +39,7 @@ class Inherited(NamedTuple):
 
 
 async def inherit(store: Store, partition: int) -> Inherited:
-    """All of it, the latest holds first."""
+    """Read all of it, the latest holds first."""
     keys = store.keys.partitions[partition]
     held, records, names = await store.run_one(
         keys.slot,
@@ -61,20 +61,20 @@ async def inherit(store: Store, partition: int) -> Inherited:
 
 
 async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | None:
-    """The hold to which a slice belongs."""
+    """Return the hold to which a slice belongs."""
     keys = store.keys.partitions[partition]
     [raw] = await store.run_one(keys.slot, [("HGET", keys.holds, place.name)])
     return None if raw is None else HoldRecord.decode(raw)
 
 
 def _hold_slice(name: str) -> Slice | None:
-    """None for what is no hold slice's name: `mainspring verify` tells of it."""
+    """Return the slice, or None for a name that is not a hold slice's: `mainspring verify` reports it."""
     place = slice_named(name.encode())
     return place if place is not None and place.is_hold else None
 
 
 async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:
-    """The incarnations of hold slices, by partition; None for one that does not exist (any more)."""
+    """Return the incarnations of hold slices, by partition; None for a slice that does not exist (any more)."""
     groups: list[Group] = []
     for p, places in wanted.items():
         keys = store.keys.partitions[p]
@@ -96,7 +96,7 @@ async def forget_records(
 
 
 class Standing(NamedTuple):
-    """The failed head of a lane, and where the index has it."""
+    """The failed head of a lane, and its address in the index."""
 
     partition: int
     lane: str
@@ -105,8 +105,8 @@ class Standing(NamedTuple):
 
 
 def waits_for(lane: str, found: Found) -> bool:
-    """Whether the lane has to wait for what stands in the place of its failed head. Its id may have been given to
-    another task since, of this lane or another; one that cannot be read is left to the owner, who meets it."""
+    """Return whether the lane has to wait for the task found in the place of its failed head. The head's id may have
+    been given to another task since, of this lane or another. The owner decides about an unreadable task."""
     body = found.body
     return found.state in ("pending", "fired") and (body is None or (body.lane == lane and body.is_retry))
 
@@ -114,8 +114,8 @@ def waits_for(lane: str, found: Found) -> bool:
 async def head_places(
     store: Store, wanted: Mapping[int, Sequence[bytes]]
 ) -> dict[int, Sequence[bytes | None] | StoreError]:
-    """Of each partition the places of these heads; None without one: every retry registers its place, and a cancel
-    removes it."""
+    """Return the addresses of these heads in each partition; None for a head without one: every retry registers its
+    place, and a cancel removes it."""
     groups: list[Group] = []
     for p, idhs in wanted.items():
         keys = store.keys.partitions[p]
@@ -127,10 +127,10 @@ async def head_places(
 
 
 async def replaced_heads(store: Store, heads: Sequence[Standing]) -> set[Standing]:
-    """Those in whose place nothing stands any more that their lanes would have to wait for."""
+    """Return the heads whose place no longer holds a task that their lanes would have to wait for."""
     found = await look_at(store, [(Address.unpack(one.partition, one.place), one.idh) for one in heads])
     over = [one for one, what in zip(heads, found, strict=True) if not waits_for(one.lane, what)]
-    # Asked after the look: a head that was tried and failed meanwhile stands elsewhere, and its old place says nothing.
+    # Ask after the look: a head that was retried and failed meanwhile is elsewhere, so its old place shows nothing.
     by_partition: dict[int, list[Standing]] = {}
     for one in over:
         by_partition.setdefault(one.partition, []).append(one)

@@ -42,7 +42,7 @@ async def acquire(
 
 
 async def renew(store: Store, tokens: Mapping[int, bytes], *, lease_ms: int) -> dict[int, bool | StoreError]:
-    """Prolong the leases; False for a partition that has another owner now."""
+    """Renew the leases; False for a partition that has another owner now."""
     owned = list(tokens)
     # A script may not span slots in a cluster; on one server all leases are one call.
     chunks = [[p] for p in owned] if store.servers.cluster else [owned]
@@ -63,7 +63,7 @@ async def renew(store: Store, tokens: Mapping[int, bytes], *, lease_ms: int) -> 
 
 
 async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int | StoreError]:
-    """The number of the last call that the server remembers of each owner; -1 where it remembers another owner."""
+    """Return the number of each owner's last call that the server remembers; -1 if it remembers another owner."""
     if not tokens:
         return {}
     chunks = [[p] for p in tokens] if store.servers.cluster else [list(tokens)]
@@ -83,14 +83,14 @@ async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int
 
 
 def token_granted_to(nonce: str) -> bytes:
-    """Stands for the token of an acquire whose answer was lost; only `release` takes it."""
+    """Return a stand-in for the token of an acquire whose answer was lost; only `release` accepts it."""
     return b"." + nonce.encode()
 
 
 async def release(store: Store, tokens: Mapping[int, bytes]) -> dict[int, bool | StoreError]:
-    """Give partitions back; False for one that was not this owner's (any more).
+    """Release partitions; False for one that was not this owner's (any more).
 
-    It may be repeated. One that cannot be reached falls free when its lease ends.
+    It may be repeated. A partition that cannot be reached becomes free when its lease ends.
     """
     groups: list[Group] = []
     for p, token in tokens.items():

@@ -1,4 +1,4 @@
-"""What an owner reads: counters, the list of slices, entries. See docs/internals/protocol.md#read."""
+"""The reads of an owner: counters, the list of slices, entries. See docs/internals/protocol.md#read."""
 
 import logging
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ log = logging.getLogger("mainspring.store")
 
 # Members of the sorted set of live slices.
 #
-# A member that is no slice, written by hand or by another program, is skipped and reported once. `mainspring verify`
+# A member that is not a slice, written by hand or by another program, is skipped and logged once. `mainspring verify`
 # also finds it, and removes it on request.
 
 
 class Listed(NamedTuple):
-    """A slice as the sorted set shows it."""
+    """A slice as listed in the sorted set."""
 
     slice: Slice
     g: float
 
 
 class Stranger(NamedTuple):
-    """A member that is no slice."""
+    """A member that is not a slice."""
 
     name: bytes
     score: float
 
 
 def slice_named(name: bytes) -> Slice | None:
-    """The slice of that name; None for what no slice is called."""
+    """Return the slice of that name, or None if the name is not a slice's."""
     try:
         place = Slice.parse(name)
     except ValueError:
@@ -50,7 +50,7 @@ def slices_in(keys: PartitionKeys, reply: list[bytes]) -> list[Listed]:
 
 
 def sorted_out(keys: PartitionKeys, reply: list[bytes]) -> tuple[list[Listed], list[Stranger]]:
-    """Slices, and what is none."""
+    """Return the slices, and the members that are not slices."""
     slices: list[Listed] = []
     strangers: list[Stranger] = []
     for i in range(0, len(reply), 2):
@@ -66,9 +66,9 @@ def sorted_out(keys: PartitionKeys, reply: list[bytes]) -> tuple[list[Listed], l
 
 @lru_cache(maxsize=1024)
 def _warn_unreadable(key: str, name: bytes) -> None:
-    """Log each name once: every listing meets it."""
+    """Log each name once: every listing contains it."""
     shown = name[:64].decode("utf-8", "backslashreplace")
-    log.error("%s holds '%s', which is no slice and is passed over; `mainspring verify` can remove it", key, shown)
+    log.error("%s holds '%s', which is not a slice and is ignored; `mainspring verify` can remove it", key, shown)
 
 
 class SliceListing(NamedTuple):
@@ -76,9 +76,9 @@ class SliceListing(NamedTuple):
 
     slices: list[Listed]
     strangers: list[Stranger]
-    """Members among them that are no slices."""
+    """Members among them that are not slices."""
     next_ms: int | None
-    """When the first one after them starts."""
+    """When the first slice after them starts."""
 
     @property
     def members(self) -> int:
@@ -86,7 +86,7 @@ class SliceListing(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Which rows of a slice to read, and whether its bitmaps are wanted too."""
+    """The rows of a slice to read, and whether to read its bitmaps too."""
 
     partition: int
     slice: Slice
@@ -94,7 +94,7 @@ class Chunk(NamedTuple):
     rows: int
     bitmaps: bool
     overlap: int = 0
-    """Rows to read once more before the first: they show that the list is still the one that was read."""
+    """Rows to read again before the first: they show that the list is still the one that was read."""
 
 
 class SliceRows(NamedTuple):
@@ -102,11 +102,11 @@ class SliceRows(NamedTuple):
     fired: bytes
     done: bytes
     before: list[bytes]
-    """The rows of the overlap; fewer when the list has become shorter."""
+    """The rows of the overlap; fewer if the list has become shorter."""
 
 
 async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int | StoreError]:
-    """The cheapest sign that something came. The sums never fall: what a repair writes off is counted beside."""
+    """Read the cheapest sign of new tasks. These sums never fall: repairs count written-off tasks separately."""
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
@@ -120,7 +120,7 @@ async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int |
 async def list_slices(
     store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
 ) -> list[SliceListing | StoreError]:
-    """Per partition: slices that start before a time, and when the first one after them starts."""
+    """Return, per partition, the slices that start before a time, and when the first one after them starts."""
     limit_s = f"({-(-before_ms // 1000)}"
     groups: list[Group] = []
     for p, limit in zip(partitions, limits, strict=True):
@@ -140,7 +140,7 @@ async def list_slices(
 
 def _listing(keys: PartitionKeys, now: list[bytes], later: list[bytes]) -> SliceListing:
     slices, strangers = sorted_out(keys, now)
-    # By its score: it may be a stranger too, and slices may follow it.
+    # Use its score: the member may not be a slice, and slices may follow it.
     next_s = float(later[1]) if later else inf
     return SliceListing(slices, strangers, int(next_s) * 1000 if isfinite(next_s) else None)
 

@@ -1,7 +1,7 @@
 """One RESP2 connection: pipelines out, replies back in order. It never retries anything.
 
-A reply that never came is `Unavailable`; its `sent` tells whether the commands may have run. Error
-replies are values in the list, because in a pipeline one error says nothing about its neighbours.
+A missing reply is `Unavailable`; its `sent` tells whether the commands may have run. Error replies are
+values in the list, because in a pipeline one error says nothing about its neighbours.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Arg = bytes | str | int | float
 RedisCommand = tuple[Arg, ...]
 
 _HELD_UP_S = 0.05
-"""A timer that comes so late tells of this process, not of the server: while it stood still (a paused machine, a
-blocked loop) the reply could not be read, or not even be sent. The wait begins anew, once."""
+"""A timer this late shows that this process stalled (a paused machine, a blocked loop), not that the server did: the
+reply could not be read, or the request not even be sent. The wait starts again, once."""
 _NOTHING = object()
 # hiredis types its argument as a tuple of exactly one.
 _pack = cast("Callable[[RedisCommand], bytes]", hiredis.pack_command)
 
 
 class _Waiter:
-    """A pipeline on its way: how many replies it expects and those that came."""
+    """A pipeline in flight: the number of expected replies, and the replies so far."""
 
     __slots__ = ("expected", "future", "replies", "timer")
 
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.closed = False
         self._problem = ""
-        """Why it is closed."""
+        """Why the connection is closed."""
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._waiters: deque[_Waiter] = deque()
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
     async def open(
         cls, endpoint: Endpoint, *, connect_timeout_s: float, client_name: str = "mainspring", again: bool = True
     ) -> Connection:
-        """Connects, authenticates and selects the database, all within the one timeout."""
+        """Connect, authenticate and select the database, all within the one timeout."""
         connection = cls(endpoint.address)
         due_s = connection._loop.time() + connect_timeout_s
         try:
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
                 )
             message = f"{endpoint.address}: no answer within {connect_timeout_s:g} s while connecting"
             if endpoint.tls is not None:
-                message += "; does it speak TLS there (rediss, not redis)?"
+                message += "; does the server speak TLS on this port (rediss, not redis)?"
             raise Unavailable(message, sent=False) from None
         except OSError as error:
             connection.close()
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def pipeline(self, commands: Sequence[RedisCommand], *, timeout_s: float | None) -> list[Any]:
-        """Sends all commands in one write and returns all replies; error replies are values."""
+        """Send all commands in one write and return all replies; error replies are values."""
         if not commands:
             return []
         data = b"".join(map(_pack, commands))
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
             raise Unavailable(f"{self.address}: {self._problem}", sent=False)
         if self._loop is not asyncio.get_running_loop():
             raise MainspringError(
-                "used in another event loop than it was opened in; open the client in the loop that uses it, or take a"
+                "used in another event loop than it was opened in; open the client in the loop that uses it, or use a"
                 " SyncClient"
             )
         waiter = _Waiter(self._loop.create_future(), len(commands))
@@ -113,14 +113,14 @@ class Connection(asyncio.Protocol):
             cast("asyncio.TimerHandle", waiter.timer).cancel()
 
     def listen(self, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
-        """From now on replies that no pipeline waits for go to `on_reply` (pub/sub)."""
+        """Pass replies that no pipeline waits for to `on_reply` from now on (pub/sub)."""
         self._listener = on_reply
         self._on_lost = on_lost
         if self.closed:
             self._loop.call_soon(on_lost)
 
     def send(self, commands: Sequence[RedisCommand]) -> None:
-        """Writes without waiting; the replies go to the listener. For subscriptions only."""
+        """Write without waiting; the replies go to the listener. For subscriptions only."""
         if self.closed:
             raise Unavailable(f"{self.address}: {self._problem}", sent=False)
         data = b"".join(map(_pack, commands))
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         return not self._waiters
 
     def close(self) -> None:
-        """Closes at once; waiting pipelines get Unavailable."""
+        """Close at once; waiting pipelines get Unavailable."""
         self._fail("the connection was closed")
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        # The hot path: nothing here but taking replies off the reader.
+        # The hot path: only take replies off the reader here.
         self._reader.feed(data)
         gets = self._reader.gets
         waiters = self._waiters
@@ -202,11 +202,11 @@ class Connection(asyncio.Protocol):
         try:
             replies = await self.pipeline(commands, timeout_s=None)
         except Unavailable as error:
-            # Nothing of the caller's was sent yet.
+            # No command of the caller has been sent yet.
             raise Unavailable(str(error), sent=False) from error.__cause__
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
-                raise Unavailable(f"{self.address}: the server takes no more connections: {reply}", sent=False)
+                raise Unavailable(f"{self.address}: the server accepts no more connections: {reply}", sent=False)
             if isinstance(reply, hiredis.ReplyError) and command is not commands[-1]:
                 raise Refused(f"{self.address}: {command[0]!s} was refused: {reply}")
 
@@ -217,16 +217,16 @@ class Connection(asyncio.Protocol):
                     # Shielded: one impatient caller must not end the wait of the others.
                     await asyncio.shield(self._writable)
         except TimeoutError:
-            message = f"{self.address}: the server took no data for {timeout_s:g} s"
+            message = f"{self.address}: the server accepted no data for {timeout_s:g} s"
             raise Unavailable(message, sent=False) from None
 
     def _unasked(self, reply: Any) -> None:
         if self._listener is not None:
             self._listener(reply)
         elif isinstance(reply, hiredis.ReplyError):
-            self._break(f"the server takes no connection: {reply}")
+            self._break(f"the server refuses connections: {reply}")
         else:
-            self._break(f"the server sent something nobody asked for: {str(reply)[:80]}")
+            self._break(f"the server sent an unexpected reply: {str(reply)[:80]}")
 
     def _set_timer(self, waiter: _Waiter, timeout_s: float, *, again: bool) -> None:
         due_s = self._loop.time() + timeout_s
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         return self._loop.time() > due_s + _HELD_UP_S
 
     def _break(self, problem: str) -> None:
-        """The stream is out of step and cannot be used further."""
+        """Close a connection whose replies no longer match its requests."""
         self._fail(problem)
         cast("asyncio.Transport", self._transport).abort()
 
@@ -254,8 +254,8 @@ class Connection(asyncio.Protocol):
         waiters = list(self._waiters)
         self._waiters.clear()
         last = waiters[0].replies[-1:] if waiters else []
-        if last and isinstance(last[0], hiredis.ReplyError):  # mostly why: it takes no more connections
-            problem = f"{problem} after it said: {last[0]}"
+        if last and isinstance(last[0], hiredis.ReplyError):  # usually the reason, such as too many connections
+            problem = f"{problem} after the reply: {last[0]}"
         self.closed, self._problem = True, problem
         for waiter in waiters:
             if not waiter.future.done():
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """A context that verifies the certificate and the host name; there is no way to turn that off."""
+    """Return a context that verifies the certificate and the host name; verification cannot be turned off."""
     if tls.key is not None and tls.cert is None:
         raise ConfigError(f"TLS: the key {tls.key} is given without cert; name the certificate that belongs to it")
     files = f"ca {tls.ca}"
@@ -281,7 +281,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def no_passphrase() -> str:
-    """Called for the passphrase of a key. Without it a program on a terminal would stop and ask whoever sits there."""
+    """Refuse an encrypted key. Without this callback a program on a terminal would stop and prompt for a passphrase."""
     raise ConfigError("TLS: the key is encrypted with a passphrase; give one without, readable by this user only")
 
 

@@ -1,16 +1,16 @@
-"""Sends groups of commands to the servers that hold their slots, and repeats what was refused unexecuted.
+"""Sends groups of commands to the servers that hold their slots, and repeats commands that were refused unexecuted.
 
-A server refuses in words that say what to do, and a refused command was not executed:
+The first word of a refusal says what to do. A refused command was not executed:
 
-    MOVED, READONLY, CLUSTERDOWN …   the slot is elsewhere, or its server is not up to it: learn who has it, repeat
-    ASK                              the slot is on its way, and the keys of this call have left: ask there, once
-    TRYAGAIN                         the slot is on its way, and the keys of this call are split: wait, repeat
+        MOVED, READONLY, CLUSTERDOWN …   another server has the slot, or this one is not ready: find the owner, repeat
+        ASK                              the slot is moving, and the keys of this call have left: ask there, once
+        TRYAGAIN                         the slot is moving, and the keys of this call are split: wait, repeat
 
 While a slot moves key by key, both servers answer TRYAGAIN to every call on several keys of which one does not exist:
-only the end of the move helps. Calls on one key keep working.
+such a call must wait for the end of the move. Calls on one key keep working.
 
-A unit of execution is a single command, or a transaction from MULTI to EXEC. Of a group only the units that were
-refused are sent again: its other commands have been executed, and must not be a second time.
+A unit of execution is a single command, or a transaction from MULTI to EXEC. Only the refused units of a group are
+sent again: its other commands have been executed, and must not be executed twice.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class GroupPart(NamedTuple):
     first: int
     commands: list[RedisCommand]
     error: hiredis.ReplyError | None = None
-    """How it was refused."""
+    """The refusal, if it was refused."""
 
     @property
     def refusal(self) -> str | None:
@@ -66,7 +66,7 @@ class Sender:
         timeout_s: float | None = None,
         requests: bool = False,
     ) -> None:
-        """With `requests` the calls use a connection apart from the main one."""
+        """Use the connection for requests, not the main one, if `requests` is set."""
         self._servers = servers
         self._scripts = scripts
         self._retry_for_s = retry_for_s
@@ -75,7 +75,7 @@ class Sender:
         self._waiting: dict[tuple[Primary, str], Connection] = {}
 
     async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
-        """Replies of each group, or why it failed. A reply that was lost is never repeated here."""
+        """Return the replies of each group, or its error. A command whose reply was lost is never repeated here."""
         results: GroupResults = [Unavailable("not sent", sent=False)] * len(groups)
         await self._send(groups, [GroupPart(i, 0, group[1]) for i, group in enumerate(groups)], results, durability)
         refused = _refused(groups, results)
@@ -84,7 +84,7 @@ class Sender:
         return results
 
     async def refresh(self) -> None:
-        """Learn again who is primary, if anybody answers."""
+        """Find the primaries again, if any server answers."""
         try:
             await self._servers.refresh()
         except StoreError:
@@ -113,18 +113,18 @@ class Sender:
             results[part.group] = _keeps_refusing(part, groups[part.group][0], results[part.group])
 
     async def _learn(self, groups: Sequence[Group], refused: list[GroupPart], pause_s: float) -> None:
-        """Find out where the refused ones belong now. A slot on its way (TRYAGAIN) needs nothing but time."""
+        """Find the current servers of the refused parts. A moving slot (TRYAGAIN) only needs time."""
         moves = [self._named(part, groups[part.group][0]) for part in refused if part.refusal == "moved"]
         if pause_s or not any(part.refusal in _ELSEWHERE for part in refused):
             await asyncio.sleep(_RETRY_S)
         if any(part.refusal != "tryagain" for part in refused):
             await self.refresh()
         for slot, node in moves:
-            # After the refresh: of all servers this one knows best, and the others may not have heard of it yet.
+            # After the refresh: the redirecting server knows this best, and others may not have heard of it yet.
             self._servers.learn(slot, node)
 
     def _named(self, part: GroupPart, slot: int) -> tuple[int, ServerAddress]:
-        """The slot and the server that a redirect names."""
+        """Return the slot and the server that a redirect names."""
         assert part.error is not None
         try:
             answered = self._servers.for_slot(slot)
@@ -187,7 +187,7 @@ class Sender:
             else:
                 pipeline = partial(primary.pipeline, requests=True) if self._requests else primary.pipeline
             replies = await self._exchange(pipeline, commands, timeout_s, asking=asking)
-            # Refused commands were not stored: there is nothing to wait for.
+            # Refused commands stored nothing: there is nothing to wait for.
             if durability.confirm is not None and _executed(commands, replies):
                 shortfall = await confirm(pipeline, durability)
         except StoreError as error:
@@ -205,12 +205,12 @@ class Sender:
     async def _exchange(
         self, pipeline: Pipeline, commands: list[RedisCommand], timeout_s: float, *, asking: bool
     ) -> Replies:
-        """Replies to all commands; scripts that the server does not know are sent in full."""
+        """Return the replies to all commands; send scripts that the server does not know in full."""
         replies = await _pipelined(pipeline, commands, timeout_s, asking=asking)
         unknown = [j for j, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError) and _is_unknown(reply)]
         if unknown:
             again = [(j, self._scripts.in_full(commands[j])) for j in unknown]
-            # A node woken by the message behind a script came before the script had run, and found nothing.
+            # Repeat the wake-up after a script: the first one woke a node before the script had run.
             again += [(j, one) for j, one in enumerate(commands) if one[0] == "SPUBLISH" and j > unknown[0]]
             answers = await _pipelined(pipeline, [command for _, command in again], timeout_s, asking=asking)
             for (j, _), reply in zip(again, answers, strict=True):
@@ -243,7 +243,7 @@ async def _pipelined(pipeline: Pipeline, commands: list[RedisCommand], timeout_s
 
 
 def _units(commands: Sequence[RedisCommand]) -> Iterable[range]:
-    """Single commands, and transactions from MULTI to EXEC."""
+    """Yield the units: single commands, and transactions from MULTI to EXEC."""
     start = 0
     while start < len(commands):
         stop = start + 1
@@ -257,7 +257,7 @@ def _units(commands: Sequence[RedisCommand]) -> Iterable[range]:
 def _put_in(
     results: GroupResults, part: GroupPart, size: int, replies: Replies, shortfall: NotConfirmed | None
 ) -> None:
-    """Put the replies of a part where they belong in its group's."""
+    """Put the replies of a part in their positions among those of its group."""
     if shortfall is not None and _executed(part.commands, replies):
         # One error per group: its replies say what was written, and where.
         results[part.group] = short = NotConfirmed(*shortfall.args)
@@ -271,7 +271,7 @@ def _put_in(
 
 
 def _refused(groups: Sequence[Group], results: GroupResults, among: Iterable[int] | None = None) -> list[GroupPart]:
-    """The units that were refused without being executed."""
+    """Return the units that were refused without being executed."""
     parts: list[GroupPart] = []
     for i in range(len(groups)) if among is None else sorted(among):
         replies = results[i]
@@ -294,16 +294,16 @@ def _is_unknown(error: hiredis.ReplyError) -> bool:
 
 
 def _executed(commands: Sequence[RedisCommand], replies: Replies) -> bool:
-    """Was any unit executed? Of a transaction the answer to EXEC tells."""
+    """Return whether any unit was executed. For a transaction, the answer to EXEC shows it."""
     return any(not isinstance(replies[unit.stop - 1], hiredis.ReplyError) for unit in _units(commands))
 
 
 def _keeps_refusing(part: GroupPart, slot: int, result: Replies | StoreError) -> StoreError:
     if isinstance(result, StoreError):
         return result
-    # Where other commands of the group were executed, a repeat of the whole must be one that expects it.
+    # If other commands of the group were executed, the caller may repeat the group only if it expects that.
     executed = len(result) > len(part.commands) and any(not isinstance(one, hiredis.ReplyError) for one in result)
     if part.refusal in ("ask", "tryagain"):
-        reason = f"slot {slot} is on its way to another server and takes no such call until it has arrived"
+        reason = f"slot {slot} is moving to another server and accepts no such call until it has arrived"
         return Unavailable(f"{reason} ({part.error})", sent=executed)
     return Unavailable(f"the server keeps refusing: {part.error}", sent=executed)

@@ -1,7 +1,7 @@
 """The servers: who is primary, the connections to each, which primary holds what, and sharded pub/sub.
 
-Nothing here repeats a command. On "moved", "clusterdown" or "readonly" the caller calls `refresh()` and repeats what
-is safe to repeat; on Unavailable it calls `suspect()`.
+Nothing here repeats a command. On "moved", "clusterdown" or "readonly" the caller calls `refresh()` and repeats
+commands that are safe to repeat; on Unavailable it calls `suspect()`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SlotMap:
 
 
 def key_slot(key: bytes) -> int:
-    """The cluster slot of a key or channel: crc16 of its hash tag, if it has one, else of all of it."""
+    """Return the cluster slot of a key or channel: crc16 of its hash tag if it has one, otherwise of all of it."""
     start = key.find(b"{")
     if start >= 0:
         end = key.find(b"}", start + 1)
@@ -67,7 +67,7 @@ def key_slot(key: bytes) -> int:
 
 
 def read_slot_map(info: Any, slots: Any, asked: ServerAddress) -> SlotMap:
-    """Reads the replies of CLUSTER INFO and CLUSTER SLOTS. INFO may be denied; SLOTS is needed."""
+    """Read the replies of CLUSTER INFO and CLUSTER SLOTS. INFO may be denied; SLOTS is needed."""
     if isinstance(slots, hiredis.ReplyError):
         raise Refused(f"CLUSTER SLOTS was refused: {slots}")
     fields = {} if isinstance(info, hiredis.ReplyError) else info_fields(info)
@@ -78,21 +78,21 @@ def read_slot_map(info: Any, slots: Any, asked: ServerAddress) -> SlotMap:
 
 
 def read_redirect(error: hiredis.ReplyError, asked: ServerAddress) -> tuple[int, ServerAddress]:
-    """Reads "MOVED 15891 host:port" and "ASK …": the slot and who is to be asked for it."""
+    """Read "MOVED 15891 host:port" and "ASK …": return the slot and the server to ask for it."""
     _, slot, address = str(error).split(" ")[:3]
     host, _, port = address.rpartition(":")
-    # A server that does not know its own host name leaves it out: it means the one we asked.
+    # A server that does not know its own host name omits it: then it is the server we asked.
     return int(slot), (asked[0] if host in ("", "?") else host, int(port))
 
 
 def _node(row: Sequence[Any], asked: ServerAddress) -> ServerAddress:
-    # A node that does not know its own host name says nothing or "?": it means the one we asked.
+    # A node that does not know its own host name returns nothing or "?": then it is the node we asked.
     host = (row[0] or b"").decode()
     return (asked[0] if host in ("", "?") else host, int(row[1]))
 
 
 def read_sentinel_master(reply: Any) -> tuple[int, ServerAddress]:
-    """Reads SENTINEL MASTER: (config epoch, address). A higher epoch is a later failover."""
+    """Read SENTINEL MASTER: (config epoch, address). A higher epoch is a later failover."""
     if isinstance(reply, hiredis.ReplyError):
         raise Refused(f"the sentinel answered: {reply}")
     fields = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
@@ -100,13 +100,13 @@ def read_sentinel_master(reply: Any) -> tuple[int, ServerAddress]:
 
 
 def info_fields(reply: bytes) -> dict[str, str]:
-    """Reads an INFO-like reply: lines of name:value."""
+    """Read an INFO-like reply: lines of name:value."""
     rows = (line.partition(":") for line in reply.decode().splitlines() if line[:1] != "#")
     return {name: value for name, colon, value in rows if colon}
 
 
 async def answers(questions: Sequence[Awaitable[T]]) -> tuple[list[T], list[StoreError]]:
-    """Asks all at once; returns the answers that came by a short grace after the first, and the errors."""
+    """Ask all at once; return the answers that came within a short grace after the first, and the errors."""
     waiting = {asyncio.ensure_future(question) for question in questions}
     good: list[T] = []
     bad: list[StoreError] = []
@@ -174,7 +174,7 @@ class Subscription:
                 if await self._listen():
                     delay_s = _FIRST_DELAY_S
                     await _first_end(self._listeners.values())
-                # Spread, so that a server that comes back is not met by all nodes in one instant.
+                # Spread the delays, so that not all nodes reconnect to a restarted server at the same moment.
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))
                 delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
                 with contextlib.suppress(StoreError):
@@ -184,7 +184,7 @@ class Subscription:
                 listener.close()
 
     async def _listen(self) -> bool:
-        """Subscribe to the missing channels, server by server; return False while one of them is away."""
+        """Subscribe to the missing channels, server by server; return False while a server is unreachable."""
         wanted, whole = self._by_primary()
         for primary, listener in list(self._listeners.items()):
             if listener.over or set(wanted.get(primary, ())) != listener.channels:
@@ -200,7 +200,7 @@ class Subscription:
         try:
             listener = _Listener(await primary.dedicated(), channels, self._on_message)
         except StoreError:
-            return False  # the server is away; the caller polls meanwhile
+            return False  # the server is unreachable; the caller polls meanwhile
         try:
             await listener.subscribed()
         except StoreError:
@@ -213,7 +213,7 @@ class Subscription:
         return True
 
     def _by_primary(self) -> tuple[dict[Primary, list[str]], bool]:
-        """Channels by server, and whether every channel has one."""
+        """Return the channels by server, and whether every channel has one."""
         groups: dict[Primary, list[str]] = defaultdict(list)
         whole = True
         for channel in self._channels:
@@ -235,7 +235,7 @@ async def _first_end(listeners: Iterable[_Listener]) -> None:
 
 
 class _Listener:
-    """The channels that live on one server, on one connection."""
+    """The channels of one server, on one connection."""
 
     def __init__(
         self, connection: Connection, channels: Sequence[str], on_message: Callable[[str, bytes], None]
@@ -251,7 +251,7 @@ class _Listener:
         connection.send(_commands(channels))
 
     async def subscribed(self) -> None:
-        """Returns when the server confirmed every channel; Unavailable if it did not."""
+        """Wait until the server has confirmed every channel; raise Unavailable if it does not."""
         over = asyncio.ensure_future(self._over.wait())
         ready = asyncio.ensure_future(self._ready.wait())
         try:
@@ -264,7 +264,7 @@ class _Listener:
             raise Unavailable(f"{self._connection.address}: subscription was not confirmed", sent=True)
 
     async def ended(self) -> None:
-        """Returns when the connection broke, fell silent, or a channel left this server."""
+        """Wait until the connection breaks, is silent too long, or a channel leaves this server."""
         while not self._over.is_set():
             self._heard = False
             with contextlib.suppress(TimeoutError):
@@ -323,7 +323,7 @@ _AWAY_WAIT_S = 0.25
 
 
 def redirect_of(error: hiredis.ReplyError) -> Redirect | None:
-    """What an error reply asks for, by its first word; None for every other error."""
+    """Return the redirect that an error reply asks for, by its first word; None for any other error."""
     word = str(error).partition(" ")[0]
     return cast("Redirect", word.lower()) if word in _REDIRECTS else None
 
@@ -339,11 +339,11 @@ class LinkOptions:
     tls_key: str | None = None
     client_name: str = "mainspring"
     credentials: CredentialProvider | None = field(default=None, repr=False)
-    """Asked for user and password at every connect, in place of those in the URL."""
+    """Called for user and password at every connect; its answer replaces those in the URL."""
 
 
 class Shared(Generic[T]):
-    """Work that runs once for all callers that ask while it runs."""
+    """An operation that runs once for all callers that request it while it runs."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -368,7 +368,7 @@ class Shared(Generic[T]):
     def _finished(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # seen, even when every caller was cancelled meanwhile
+            task.exception()  # mark the exception as retrieved, even if every caller was cancelled meanwhile
 
 
 class Topology(Protocol):
@@ -393,7 +393,7 @@ class SharedConnection:
         self._away = False
 
     async def get(self) -> Connection:
-        """The connection, after at most one attempt to open it."""
+        """Return the connection, after at most one attempt to open it."""
         current = self._current
         if current is not None and not current.closed:
             return current
@@ -425,7 +425,7 @@ class SharedConnection:
 
 
 class Primary:
-    """One primary: a main connection, one for requests of the API, and extra ones."""
+    """A primary server: its main connection, a second one for requests of the API, and dedicated ones."""
 
     def __init__(self, endpoint: Endpoint, options: LinkOptions, topology: Topology) -> None:
         self.address = endpoint.address
@@ -437,7 +437,7 @@ class Primary:
         self._extra: set[Connection] = set()
         self._closed = False
         self.latency = Histogram()
-        """From sending to the last reply, of what goes over the shared connections."""
+        """Time from sending to the last reply on the shared connections."""
 
     @property
     def timeout_s(self) -> float:
@@ -446,7 +446,7 @@ class Primary:
     async def pipeline(
         self, commands: Sequence[RedisCommand], *, timeout_s: float | None = None, requests: bool = False
     ) -> list[Any]:
-        """Sends on the main connection, or on that for requests. One attempt to open it, none to send again."""
+        """Send on the main connection, or on that for requests. Try once to open it; never send twice."""
         connection = await (self._requests if requests else self._main).get()
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         began_s = time.perf_counter()
@@ -456,7 +456,7 @@ class Primary:
             self.latency.observe(time.perf_counter() - began_s)
 
     async def dedicated(self) -> Connection:
-        """A connection of the caller's own, for WAIT, blocking commands and pub/sub; close it after use."""
+        """Return a separate connection for WAIT, blocking commands and pub/sub; the caller closes it after use."""
         connection = await self._open()
         self._extra = {extra for extra in self._extra if not extra.closed} | {connection}
         return connection
@@ -464,7 +464,7 @@ class Primary:
     async def subscribe(
         self, channels: Sequence[str], on_message: Callable[[str, bytes], None], on_connect: Callable[[], None]
     ) -> Subscription:
-        """Keeps sharded channels subscribed, wherever their slots move, until the result is closed."""
+        """Keep sharded channels subscribed, wherever their slots move, until the result is closed."""
         topology = self._topology
         subscription = Subscription(
             channels, on_message, on_connect, route=topology.for_channel, refresh=topology.refresh
@@ -474,7 +474,7 @@ class Primary:
 
     @property
     def idle(self) -> bool:
-        """True while nothing waits for a reply of this server."""
+        """True while no call waits for a reply of this server."""
         return self._main.idle and self._requests.idle and all(one.closed or one.idle for one in self._extra)
 
     def close(self) -> None:
@@ -499,7 +499,7 @@ class Primary:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable(f"{self.address}: the link is closed", sent=False)
+            raise Unavailable(f"{self.address}: the connection was closed", sent=False)
 
 
 # Short, because a failover is over in an instant; not shorter, because every node asks at that moment.
@@ -516,7 +516,7 @@ class Servers:
         self._primaries: dict[ServerAddress, Primary] = {}
         self._former: list[Primary] = []
         self._redirected: dict[ServerAddress, Primary] = {}
-        """Nodes that a redirect named and that hold no slots, as far as is known."""
+        """Nodes named by a redirect that hold no slots, as far as known."""
         self._known: tuple[ServerAddress, ...] = ()
         self._slots: list[Primary | None] = [None] * SLOTS
         self._refreshed: Shared[None] = Shared(self._refresh)
@@ -526,7 +526,7 @@ class Servers:
 
     @classmethod
     async def connect(cls, url: str, options: LinkOptions | None = None) -> Servers:
-        """Finds the primaries and reaches them, or raises the error that says why not."""
+        """Find the primaries and connect to them, or raise the error that says why this failed."""
         options = options or LinkOptions()
         servers = cls(_with_tls(parse_url(url), options), options)
         try:
@@ -550,11 +550,11 @@ class Servers:
         return list(self._primaries.values())
 
     async def refresh(self) -> None:
-        """Learns again who is primary. Calls made while one runs share its result."""
+        """Find the primaries again. Calls made while one runs share its result."""
         await self._refreshed()
 
     def suspect(self) -> None:
-        """A primary could not be reached: finds out, beside the work, whether another took its place."""
+        """Check in the background whether another server replaced a primary that could not be reached."""
         now = asyncio.get_running_loop().time()
         if isinstance(self._endpoint, Endpoint) or now < self._look_again:
             return
@@ -562,14 +562,14 @@ class Servers:
         self._looking = asyncio.create_task(self._look(), name="mainspring-look")
 
     def at(self, node: ServerAddress) -> Primary:
-        """The server with this address, which a redirect named."""
+        """Return the server with this address, which a redirect named."""
         primary = self._primaries.get(node) or self._redirected.get(node)
         if primary is None:
             primary = self._redirected[node] = Primary(self._base().at(*node), self._options, self)
         return primary
 
     def learn(self, slot: int, node: ServerAddress) -> None:
-        """A server says who holds a slot: it knows before the others do."""
+        """Record the owner of a slot that a server named: it knows before the others do."""
         self._slots[slot] = self.at(node)
 
     def keep(self, subscription: Subscription) -> None:
@@ -589,7 +589,7 @@ class Servers:
             await self.refresh()
 
     def _base(self) -> Endpoint:
-        """User, password and TLS as every server of this URL wants them."""
+        """Return user, password and TLS, which all servers of this URL share."""
         match self._endpoint:
             case ClusterEndpoint(seeds):
                 return seeds[0]
@@ -609,7 +609,7 @@ class Servers:
                     self._adopt([(0, SLOTS - 1, (endpoint.host, endpoint.port))])
 
     async def _refresh_cluster(self, cluster: ClusterEndpoint) -> None:
-        # Everyone known is asked, replicas too: the seeds may all be gone, and one node's view may be old.
+        # Ask every known node, replicas too: the seeds may all be gone, and one node's view may be old.
         known = dict.fromkeys([*cluster.seeds, *(cluster.seeds[0].at(*node) for node in self._known)])
         maps, errors = await answers([self._slot_map(endpoint) for endpoint in known])
         if not maps:
@@ -638,12 +638,12 @@ class Servers:
         raise _none_answered(f"sentinel with a reachable primary {watch.master!r}", errors)
 
     async def _named_by(self, sentinel: Endpoint, master: str) -> tuple[int, ServerAddress]:
-        # Sentinels have a login of their own, in the URL.
+        # Sentinels have separate credentials in the URL.
         return read_sentinel_master((await self._put(sentinel, [("SENTINEL", "MASTER", master)]))[0])
 
     async def _is_primary(self, endpoint: Endpoint) -> bool:
         role = (await self._ask(endpoint, [("ROLE",)]))[0]
-        # Where ROLE is forbidden the sentinel's word must do.
+        # If ROLE is forbidden, trust the sentinel.
         return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
 
     async def _ask(self, endpoint: Endpoint, commands: Sequence[RedisCommand]) -> list[Any]:
@@ -652,7 +652,7 @@ class Servers:
         return await self._put(known, commands)
 
     async def _put(self, endpoint: Endpoint, commands: Sequence[RedisCommand]) -> list[Any]:
-        """Questions go over their own short connection, never behind a busy pipeline."""
+        """Send questions on a separate short-lived connection, never behind a busy pipeline."""
         timeout_s = self._options.connect_timeout_s
         connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name)
         try:
@@ -679,7 +679,7 @@ class Servers:
 
 
 def _with_tls(endpoint: AnyEndpoint, options: LinkOptions) -> AnyEndpoint:
-    """Fills TLS files that the URL leaves open from the options."""
+    """Fill TLS files that the URL leaves open from the options."""
 
     def filled(one: Endpoint) -> Endpoint:
         if one.tls is None:

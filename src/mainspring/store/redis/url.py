@@ -1,4 +1,4 @@
-"""Server URLs and credentials: what a URL may look like, and how to print one without its secret.
+"""Server URLs and credentials: the forms of a URL, and how to print one without its secret.
 
 redis://[user:password@]host[:port][/db]                      one server
 rediss://…?ca=…&cert=…&key=…                                  the same over TLS, always verified
@@ -24,7 +24,7 @@ from mainspring.model.errors import ConfigError, InvalidInput, Unavailable
 
 _SCHEMES = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
 _TLS_KEYS = {"ca", "cert", "key"}
-# Only these are printed by safe_url; whatever else a query holds may be (part of) a secret.
+# Only these are printed by safe_url; any other value in a query may be (part of) a secret.
 _PUBLIC_KEYS = _TLS_KEYS | {"db", "user", "sentinel_user"}
 _MASK = "***"
 
@@ -57,7 +57,7 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def at(self, host: str, port: int) -> Endpoint:
-        """The same credentials at another place, for nodes that a cluster or a sentinel names."""
+        """Return this endpoint at another address, for a node that a cluster or a sentinel names."""
         return replace(self, host=host, port=port)
 
 
@@ -88,7 +88,7 @@ class _Parts:
 
 
 def parse_url(url: str) -> AnyEndpoint:
-    """Reads a server URL; InvalidInput says what is wrong with it, without the secret."""
+    """Read a server URL; InvalidInput says what is wrong with it, without the secret."""
     parts = _split(url)
     if parts.scheme == "unix":
         return _unix(parts)
@@ -104,7 +104,7 @@ def parse_url(url: str) -> AnyEndpoint:
 
 
 def safe_url(url: str) -> str:
-    """The URL with every secret replaced by ***, fit for logs. Prefers hiding too much."""
+    """Return the URL with every secret replaced by ***, for logs. If in doubt, hide."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return _MASK
@@ -114,7 +114,7 @@ def safe_url(url: str) -> str:
         rest = "@" + rest
     if scheme != "unix" and "@" in rest:
         rest = f"{_MASK}@{rest.rpartition('@')[2]}"
-    if scheme != "unix":  # redis://user:secret, the "@host" forgotten: the "port" is the secret
+    if scheme != "unix":  # redis://user:secret, without "@host": the "port" is the secret
         rest = re.sub(r":(?!\d{1,5}(?=[,/]|$))[^,/\[\]:]*(?=[,/]|$)", f":{_MASK}", rest)
     items = "&".join(_safe_item(item) for item in query.split("&")) if query else ""
     return f"{scheme}://{rest}{question}{items}"
@@ -162,13 +162,13 @@ def _query(text: str) -> dict[str, str]:
 
 
 def _base(parts: _Parts, allowed: set[str]) -> Endpoint:
-    """Credentials and TLS, which all forms share."""
+    """Return credentials and TLS, which all forms share."""
     secure = parts.scheme.startswith("rediss")
     unknown = parts.query.keys() - allowed - (_TLS_KEYS if secure else set())
     if unknown & _TLS_KEYS:
         _wrong("ca, cert and key need TLS; write rediss:// instead of redis://")
     if unknown:
-        _wrong(f"knows only these options here: {', '.join(sorted(allowed | _TLS_KEYS)) or 'none'}")
+        _wrong(f"has unknown options; allowed here: {', '.join(sorted(allowed | _TLS_KEYS)) or 'none'}")
     user, _, password = parts.userinfo.partition(":")
     if user and not password:
         _wrong("names a user but no password; a password alone is written redis://:password@host")
@@ -220,11 +220,11 @@ def _host_port(text: str, default_port: int) -> tuple[str, int]:
         _wrong("has a host that cannot be read; an IPv6 address is written [::1]:6379")
     host = match[1] or match[2] or "localhost"
     if not _can_be_looked_up(host):
-        _wrong("has a host that cannot be looked up: between its dots stand 1 to 63 characters, and no NUL")
+        _wrong("has an invalid host name: each part between dots needs 1 to 63 characters, and no NUL")
     port = match[3]
     if port is None:
         return host, default_port
-    # The text is not repeated: with a forgotten "@host" it is the password.
+    # Do not repeat the text: with a forgotten "@host" it is the password.
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         _wrong("needs a port from 1 to 65535 after the host's colon")
     return host, int(port)
@@ -232,7 +232,7 @@ def _host_port(text: str, default_port: int) -> tuple[str, int]:
 
 def _can_be_looked_up(host: str) -> bool:
     try:
-        host.encode("idna")  # as the lookup does, where the error would be unexpected
+        host.encode("idna")  # as the lookup does, which would raise an unexpected error
     except UnicodeError:
         return False
     return "\0" not in host
@@ -252,14 +252,14 @@ CredentialProvider = Callable[[], Login | Awaitable[Login]]
 """Called at every (re)connect. A plain function runs in a thread, so it may ask over the network."""
 
 _THREADS: Final = threading.BoundedSemaphore(256)
-"""As many may be asked at one time; more are there only when they do not answer."""
+"""Limit of concurrent provider calls; only providers that never return can reach it."""
 
 
 async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, within_s: float) -> Endpoint:
-    """The endpoint with the credentials of this moment; without a provider as it is."""
+    """Return the endpoint with the provider's current credentials, or unchanged if there is no provider."""
     if provider is None:
         return endpoint
-    import asyncio  # here: settings name providers, and who only reads settings should not wait for it
+    import asyncio  # here: settings name providers, and programs that only read settings need no asyncio
 
     try:
         async with asyncio.timeout(within_s):
@@ -268,7 +268,7 @@ async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, wit
         raise Unavailable(
             f"{endpoint.address}: the credential provider did not answer within {within_s:g} s", sent=False
         ) from None
-    except (Exception, SystemExit) as error:  # whatever it raises: a token service that is away is a broken road
+    except (Exception, SystemExit) as error:  # any failure: a token service may be down, like a server
         raise Unavailable(
             f"{endpoint.address}: the credential provider failed: {type(error).__name__}: {error}", sent=False
         ) from error
@@ -282,8 +282,8 @@ async def _ask(provider: CredentialProvider) -> object:
 
 
 async def _in_thread(provider: CredentialProvider) -> object:
-    """In a thread of its own, for which nobody waits: one that never answers must not hold up a stop, or the end of the
-    process, as a thread of the loop's executor would."""
+    """Run the provider in a separate thread that is never joined: one that does not return must not delay a stop or the
+    end of the process, as a thread of the loop's executor would."""
     import asyncio
 
     if not _THREADS.acquire(blocking=False):
@@ -301,7 +301,7 @@ async def _in_thread(provider: CredentialProvider) -> object:
         failure: BaseException | None = None
         try:
             answer = context.run(provider)
-        except BaseException as error:  # noqa: BLE001  # it is raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again where the answer is awaited
             failure = error
         _THREADS.release()
         with suppress(RuntimeError):  # the loop has ended meanwhile
@@ -315,17 +315,17 @@ async def _in_thread(provider: CredentialProvider) -> object:
 
 
 def _checked(endpoint: Endpoint, answer: Any) -> Login:
-    # The answer is never repeated in an error: half of it is a secret.
+    # Never repeat the answer in an error: half of it is a secret.
     good = isinstance(answer, tuple) and len(answer) == 2
     if not good or not isinstance(answer[1], str) or not (answer[0] is None or isinstance(answer[0], str)):
         raise ConfigError(
-            f"{endpoint.address}: the credential provider must return (user or None, password), both texts"
+            f"{endpoint.address}: the credential provider must return (user or None, password), both strings"
         )
     return answer[0] or None, answer[1]
 
 
 def provider_of(named: CredentialProvider | str | None) -> CredentialProvider | None:
-    """A function, or the one that `module:function` names."""
+    """Return the function itself, or the one named by `module:function`."""
     if named is None or callable(named):
         return named
     module, colon, attribute = named.partition(":")

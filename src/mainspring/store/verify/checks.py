@@ -1,4 +1,4 @@
-"""The checks of `mainspring verify`, and running them all: every accepted task is somewhere; repairs on request."""
+"""The checks of `mainspring verify`, and how they run: every accepted task is somewhere; repairs on request."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ async def check_counters(store: Store, keys: PartitionKeys, reading: PartitionRe
 
 
 def problem_of(reading: PartitionReading) -> str:
-    problems = [f"the counter {name} holds {value!r}, no number" for name, value in reading.garbled.items()]
+    problems = [f"the counter {name} holds {value!r}, which is not a number" for name, value in reading.garbled.items()]
     missing = reading.counters.missing
     if missing > 0:
         problems.append(f"accepted tasks that are nowhere: {missing}")
@@ -59,7 +59,7 @@ async def _set_right(store: Store, keys: PartitionKeys) -> Repair:
         if not reading.exact:
             continue
         if not reading.garbled and not reading.counters.missing:
-            return Repair(True, "the books are even by now")
+            return Repair(True, "the counters add up now")
         accepted = reading.counters.accepted - reading.counters.missing
         reply = await store.call(keys.number, "repair_counters", [keys.n], [reading.repairs, -reading.counters.missing])
         if reply == b"ok":
@@ -69,7 +69,7 @@ async def _set_right(store: Store, keys: PartitionKeys) -> Repair:
 
 async def check_slices(store: Store, keys: PartitionKeys, reading: PartitionReading) -> AsyncIterator[VerifyFinding]:
     for name, _ in reading.nameless:
-        problem = "stands among the live slices, but no owner can read that name"
+        problem = "is among the live slices, but is not the name of a slice"
         yield VerifyFinding("bad-slice", keys.number, shown(name), problem, partial(_remove_name, store, keys, name))
     for one in reading.slices:
         finding = _fault_of(store, keys, one)
@@ -81,13 +81,13 @@ def _fault_of(store: Store, keys: PartitionKeys, one: SliceCount) -> VerifyFindi
     place = one.slice
     s = keys.entries(place.name)
     if one.length == 0:
-        problem = "a live slice without entries: what stood there is gone"
+        problem = "a live slice without entries: its entries are gone"
         return VerifyFinding(
             "empty-slice", keys.number, s, problem, partial(remove_remains, store, keys, place, repr(one.score))
         )
     right = score_of(place.start_ms, r_of(one.score))
     if one.score != right:
-        problem = f"has the score {one.score!r}, which is not of its time: it would fire at the wrong one"
+        problem = f"has the score {one.score!r}, which does not match its time: it would fire at the wrong time"
         return VerifyFinding(
             "bad-slice", keys.number, s, problem, partial(set_score, store, keys, place, one.score, right)
         )
@@ -99,7 +99,7 @@ def _fault_of(store: Store, keys: PartitionKeys, one: SliceCount) -> VerifyFindi
 
 async def _remove_name(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
     await store.run_one(keys.slot, [("ZREM", keys.slices, name)])
-    return Repair(True, "removed from the live slices; a list of that name, if there is one, stays as it is")
+    return Repair(True, "removed from the live slices; a list of that name, if there is one, is kept")
 
 
 async def _cut_bits(store: Store, keys: PartitionKeys, one: SliceCount) -> Repair:
@@ -113,10 +113,10 @@ async def _cut_bits(store: Store, keys: PartitionKeys, one: SliceCount) -> Repai
 
 IDS_A_PAGE: Final = 256
 _INDEX_PROBLEMS: Final = {
-    "nothing": "leads to a place where no task stands",
+    "nothing": "leads to a place without a task",
     "another": "leads to the place of another task",
-    "renewed": "leads to an earlier incarnation of the slice its task stands in",
-    "unreadable": "leads nowhere: it holds no address",
+    "renewed": "leads to an earlier incarnation of its task's slice",
+    "unreadable": "leads nowhere: its value is not an address",
 }
 
 Pair = tuple[bytes, bytes]
@@ -124,13 +124,13 @@ Pair = tuple[bytes, bytes]
 
 
 async def check_index(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
-    """Every id of the partition, page by page."""
+    """Check every id of the partition, page by page."""
     cursor = 0
     while True:
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", IDS_A_PAGE)])
         cursor, flat = int(reply[0]), reply[1]
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        # A small hash comes whole, however few were asked for.
+        # The server returns a small hash whole, however few entries were requested.
         for at in range(0, len(pairs), IDS_A_PAGE):
             for pair, fault in await _faults(store, keys, pairs[at : at + IDS_A_PAGE]):
                 repair = partial(_repair_id, store, keys, pair)
@@ -149,7 +149,7 @@ def _place_of(keys: PartitionKeys, raw: bytes) -> Slice | None:
 
 
 async def _faults(store: Store, keys: PartitionKeys, pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
-    """Id and slice are looked at in one step, so that a task on the move is not taken for a lost one."""
+    """Return the faulty pairs. One step reads both id and slice, so that a task being moved does not look lost."""
     faults: list[tuple[Pair, str]] = []
     numbers: dict[Slice, int] = {}
     looked_at: list[Pair] = []
@@ -182,14 +182,14 @@ async def _repair_id(store: Store, keys: PartitionKeys, pair: Pair) -> Repair:
         case b"removed":
             return Repair(True, "removed; the id is free")
         case _:
-            return Repair(True, "it has changed by now, and is fine")
+            return Repair(True, "it has changed by now, and is correct")
 
 
 LANES_A_PAGE: Final = 256
 ROWS_A_CHUNK: Final = 1_000
 
 Suspect = tuple[bytes, bytes, Address | None]
-"""Lane, the head it waits for as the lane has it (idh first), and where the index has that head."""
+"""Lane, the head it waits for as stored with the lane (idh first), and the head's address in the index."""
 
 
 async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
@@ -198,14 +198,14 @@ async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Verify
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.held, cursor, "COUNT", LANES_A_PAGE)])
         cursor, flat = int(reply[0]), reply[1]
         suspects = await _not_indexed(store, keys, list(zip(flat[::2], flat[1::2], strict=True)))
-        # Twice: a head that is moved while the slices are searched may slip from a place not yet searched to one
-        # that was. It cannot do so unseen both times, for every move is written in the index.
+        # Search twice: a head that is moved during the search may slip from a place not yet searched to one that was.
+        # It cannot do so unseen both times, because every move is written to the index.
         for _ in range(2):
             if suspects:
                 suspects = await _nowhere(store, keys, suspects)
         for suspect in suspects:
             idh = suspect[1][:IDH_BYTES].hex()
-            problem = f"waits for the task {idh}, which is nowhere: nothing of the lane will fire"
+            problem = f"waits for the task {idh}, which does not exist: no task of the lane will fire"
             where = f"{keys.held} {shown(suspect[0])}"
             yield VerifyFinding("held-lane", keys.number, where, problem, partial(_free, store, keys, suspect))
         if not cursor:
@@ -213,7 +213,7 @@ async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Verify
 
 
 async def _not_indexed(store: Store, keys: PartitionKeys, held: list[tuple[bytes, bytes]]) -> list[Suspect]:
-    """Lanes whose head the index does not show pending or under way, as it does nearly always."""
+    """Return the lanes whose head is neither pending nor in flight according to the index; it nearly always is."""
     addresses = await look_up(store, [(keys.number, head[:IDH_BYTES]) for _, head in held])
     known = [
         (address, head[:IDH_BYTES]) for (_, head), address in zip(held, addresses, strict=True) if address is not None
@@ -238,9 +238,9 @@ async def _nowhere(store: Store, keys: PartitionKeys, suspects: list[Suspect]) -
 
 
 async def _search(store: Store, keys: PartitionKeys, wanted: set[bytes]) -> set[bytes]:
-    """Which of these tasks stand somewhere, unfinished: waiting, under way, or cancelled and not yet met by the owner.
+    """Return which of these tasks exist unfinished: waiting, in flight, or cancelled but not yet read by the owner.
 
-    A cancelled head is no fault: the owner frees the lane when it reads what is left of it.
+    A cancelled head is no fault: the owner frees the lane when it reads the tombstone.
     """
     stubs = {idh[:TOMB_BYTES]: idh for idh in wanted}
     there: set[bytes] = set()
@@ -282,15 +282,15 @@ async def _free(store: Store, keys: PartitionKeys, suspect: Suspect) -> Repair:
     reply = await store.call(keys.number, "repair_lane", [keys.held, keys.ids, keys.own, keys.fence], args)
     if reply != b"ok":
         return Repair(True, "it waits for another task by now")
-    return Repair(True, "the lane goes on; the owner of the partition reads everything again")
+    return Repair(True, "the lane is free; the owner of the partition reads everything again")
 
 
 RECORDS_A_PAGE: Final = 256
 
 
 async def check_holds(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
-    """A record without a slice is no fault: all that was to be moved there may have been cancelled. Nor is a slice
-    without a record: its next owner opens it."""
+    """Report records that cannot be used. A record without a slice is no fault: all tasks to be moved there may have
+    been cancelled. Nor is a slice without a record: its next owner opens it."""
     cursor = 0
     while True:
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.holds, cursor, "COUNT", RECORDS_A_PAGE)])
@@ -307,23 +307,23 @@ async def check_holds(store: Store, keys: PartitionKeys) -> AsyncIterator[Verify
 def _problem_of(name: bytes, raw: bytes) -> str | None:
     place = slice_named(name)
     if place is None or not place.is_hold:
-        return "stands for no hold slice: no owner can read that name"
+        return "is not the name of a hold slice: no owner can use it"
     if HoldRecord.decode(raw) is None:
-        return "cannot be read: nobody can say why these tasks wait, and whether their lane is parked"
+        return "cannot be read: it is unknown why these tasks wait, and whether their lane is parked"
     return None
 
 
 async def _remove(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
     await store.run_one(keys.slot, [("HDEL", keys.holds, name)])
-    return Repair(True, "removed; the next owner of the partition lets out what waits there, if nothing holds it up")
+    return Repair(True, "removed; the next owner of the partition releases the tasks in it unless they are held")
 
 
 LETTERS_A_PAGE: Final = 100
-"""Few: a scan of records brings their payloads along."""
+"""Few, because a scan of records returns their payloads too."""
 
 _LETTER_PROBLEMS: Final = {
     "record": "a dead letter without its time: no list shows it",
-    "time": "the time of a dead letter that is not there",
+    "time": "the time of a dead letter that does not exist",
 }
 _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
@@ -348,7 +348,7 @@ async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator
 
 
 async def _incomplete_letters(store: Store, keys: PartitionKeys, idhs: Sequence[bytes]) -> list[tuple[bytes, str]]:
-    """Those that have only one half, and which."""
+    """Return the dead letters of which only one half exists, and which half."""
     reply = await store.call(keys.number, "verify_dead", [keys.dead, keys.dead_times], [len(idhs), *idhs])
     return [(idhs[at - 1], there.decode()) for at, there in zip(reply[::2], reply[1::2], strict=True)]
 
@@ -361,9 +361,9 @@ async def _repair_letter(store: Store, keys: PartitionKeys, idh: bytes) -> Repai
         case b"dated":
             return Repair(True, f"listed again, with the time {time_ms} ms")
         case b"removed":
-            return Repair(True, "removed: there is no letter to it")
+            return Repair(True, "removed: its dead letter does not exist")
         case _:
-            return Repair(True, "it has changed by now, and is fine")
+            return Repair(True, "it has changed by now, and is correct")
 
 
 def _died_ms(record: bytes | None) -> int | None:
@@ -374,7 +374,7 @@ def _died_ms(record: bytes | None) -> int | None:
 
 
 TASKS_A_PAGE: Final = 200
-"""Few: a page of a stream brings the payloads along."""
+"""Few, because a page of a stream returns the payloads too."""
 
 _QUEUE_PROBLEMS: Final = {
     "entry": "an entry of a stream that is not among the queued tasks: it can neither be found nor cancelled",
@@ -397,7 +397,7 @@ async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[Verif
                 yield VerifyFinding(f"queue-{there}", keys.number, where, _QUEUE_PROBLEMS[there], repair)
     queued, aside, places, entries, _ = await _count(store, keys, queues, set_right=False)
     if queued + aside != places or places != entries:
-        problem = f"counted are {queued} and {aside} of lanes; there are {places} places and {entries} entries"
+        problem = f"the counters say {queued}, and {aside} of lanes; there are {places} places and {entries} entries"
         yield VerifyFinding("queue-count", keys.number, keys.n, problem, partial(_recount, store, keys, queues))
 
 
@@ -460,11 +460,11 @@ async def _repair_task(store: Store, keys: PartitionKeys, queue: str, task: Queu
         case b"placed":
             return Repair(True, "it is among the queued tasks again")
         case b"again":
-            return Repair(True, "its entry stands in its slice: the owner of the partition hands it off again")
+            return Repair(True, "its entry is still in its slice: the owner of the partition hands it off again")
         case b"lost":
-            return Repair(True, "nothing is left of it; its place is removed, and the books are set right without it")
+            return Repair(True, "its entry is lost; its place is removed, and the counters no longer include it")
         case _:
-            return Repair(True, "it has changed by now, and is fine")
+            return Repair(True, "it has changed by now, and is correct")
 
 
 async def _count(store: Store, keys: PartitionKeys, queues: Sequence[str], *, set_right: bool) -> list[int]:
@@ -507,14 +507,14 @@ async def check_schedules(store: Store, keys: PartitionKeys) -> AsyncIterator[Ve
 async def _look(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[VerifyFinding]:
     findings = []
     suspects = await _broken(store, keys, names)
-    # Twice: a chain that moved on between the two looks is not broken, and is found where it stands by then.
+    # Look twice: a chain that advanced between the two looks is not broken, and its new occurrence is found.
     again = await _broken(store, keys, [name for name, _, _ in suspects]) if suspects else []
     for name, link, why in again:
         if (name, link, why) not in suspects:
             continue
         where = f"{keys.sched} {name.decode(errors='replace')}"
         if why == "unreadable":
-            advice = "write it anew: mainspring schedule remove, then add"
+            advice = "write it again: mainspring schedule remove, then add"
             findings.append(VerifyFinding(KIND, keys.number, where, "a schedule that cannot be read", None, advice))
             continue
         problem = f"a schedule without its next occurrence ({why}): it would not run any more"
@@ -527,13 +527,13 @@ async def _look(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> li
 async def _broken(
     store: Store, keys: PartitionKeys, names: Sequence[bytes]
 ) -> list[tuple[bytes, ChainState | None, str]]:
-    """Those whose planned occurrence does not wait: name, chain, and what is the matter."""
+    """Return the schedules whose planned occurrence does not exist: name, chain, and the problem."""
     definitions, raws = await store.run_one(keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)])
     found: list[tuple[bytes, ChainState | None, str]] = []
     planned: list[tuple[bytes, ChainState]] = []
     for name, definition, raw in zip(names, definitions, raws, strict=True):
         if definition is None or is_pointer(definition):
-            continue  # removed by now, or living in the partition of its lane
+            continue  # removed by now, or stored in the partition of its lane
         try:
             unpack_definition(definition)
             link = None if raw is None else ChainState.unpack(raw)
@@ -552,8 +552,9 @@ async def _broken(
 async def _repair_chain(store: Store, keys: PartitionKeys, name: str, claim: bytes | None, why: str) -> Repair:
     written = await plant_anew(store, keys.number, name, claim, why)
     if written == "ok":
-        return Repair(True, "its next occurrence is planted")
-    return Repair(written == "changed", "it has changed by now" if written == "changed" else f"not planted: {written}")
+        return Repair(True, "its next occurrence is scheduled")
+    changed = written == "changed"
+    return Repair(changed, "it has changed by now" if changed else f"its next occurrence is not scheduled: {written}")
 
 
 async def _without_schedule(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[VerifyFinding]:
@@ -564,28 +565,28 @@ async def _without_schedule(store: Store, keys: PartitionKeys, names: Sequence[b
             where = f"{keys.next} {name.decode(errors='replace')}"
             repair = partial(_forget, store, keys, name)
             findings.append(
-                VerifyFinding(KIND, keys.number, where, "the chain of a schedule that is not there", repair)
+                VerifyFinding(KIND, keys.number, where, "the chain of a schedule that does not exist", repair)
             )
     return findings
 
 
 async def _forget(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
     removed = await store.call(keys.number, "repair_schedule", [keys.sched, keys.next], [name])
-    return Repair(True, "removed" if removed else "it has changed by now, and is fine")
+    return Repair(True, "removed" if removed else "it has changed by now, and is correct")
 
 
 # The whole verification: every accepted task is somewhere, nothing is orphaned; repairs on request.
 #
 # Nodes and clients keep running meanwhile. Values that are compared are read in one atomic step on the server, so that
 # traffic is never mistaken for damage; each step reads a bounded number of slices, ids or keys. A repair checks again
-# in the step in which it writes, and never removes an entry.
+# in the same step as its write, and never removes an entry.
 
 VerifyProgress = Callable[[int, int], None]
 """Called with the number of partitions verified so far, and the total."""
 
 CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, check_queues, check_schedules)
-"""What is looked at in each partition once its slices are in order. To find something new, write such a function, add
-it here, and name what it finds in `report.KINDS`; a new key belongs into `keys`."""
+"""Checks of each partition, after those of its slices. To find a new fault, write such a function, add it here, and
+name its kind in `report.KINDS`; a new key belongs in `keys`."""
 
 
 async def verify(store: Store, *, repair: bool = False, progress: VerifyProgress | None = None) -> Report:
@@ -613,7 +614,7 @@ def _partition_of(finding: VerifyFinding) -> set[int]:
 
 async def _verify_partition(store: Store, keys: PartitionKeys, report: Report, *, repair: bool) -> None:
     reading = await read_partition(store, keys)
-    # First, for ids lead into slices.
+    # First, because ids lead into slices.
     async for finding in check_slices(store, keys, reading):
         await report.take(finding)
     for check in CHECKS:

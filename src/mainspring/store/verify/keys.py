@@ -1,4 +1,4 @@
-"""Looks through all keys of a namespace, and counts what each partition holds at one moment of its server."""
+"""Looks through all keys of a namespace, and counts the tasks of each partition at one moment of its server."""
 
 import re
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -56,11 +56,11 @@ _NAMED: Final = (
     (re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}"), b"stream"),
     (re.compile(rb"\{([^}]*)\}:rev:.*", re.DOTALL), b"list"),
 )
-"""Keys of a partition that carry the name of a queue or a schedule, and the type of their value."""
+"""Keys of a partition that contain the name of a queue or a schedule, and the type of their value."""
 _SLICE_KEY: Final = re.compile(rb"\{([^}]*)\}:([sfdx]):(.*)", re.DOTALL)
 
 Fixed = dict[bytes, tuple[int | None, bytes]]
-"""Keys that are not a slice's: their partition and the type of their value."""
+"""Keys that do not belong to a slice: their partition and the type of their value."""
 
 
 def fixed_keys(keyspace: Keyspace) -> Fixed:
@@ -71,7 +71,7 @@ def fixed_keys(keyspace: Keyspace) -> Fixed:
 
 
 async def check_types(store: Store) -> AsyncIterator[VerifyFinding]:
-    """Keys with a fixed name hold what they should, or nothing."""
+    """Check that keys with a fixed name hold the right type, or nothing."""
     by_partition: dict[int | None, list[tuple[bytes, bytes]]] = {}
     for key, (number, kind) in fixed_keys(store.keys).items():
         by_partition.setdefault(number, []).append((key, kind))
@@ -127,7 +127,7 @@ async def _check_page(
         keys = by_tag.get(match[1]) if match is not None else None
         place = slice_named(match[3]) if match is not None else None
         if isinstance(found, hiredis.ReplyError) or found == b"none":
-            continue  # its slot is moving, or it is gone by now: not ours to judge here
+            continue  # its slot is moving, or it is gone by now: no finding
         if (named := _named(key, by_tag)) is not None:
             if found != named[1]:
                 yield _wrong_type(named[0].number, key, named[1], found)
@@ -160,7 +160,7 @@ async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice])
     for position, entries, bitmaps in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
         place = places[position - 1]
         if entries:
-            problem = f"entries in no live slice ({entries}): nobody will fire them"
+            problem = f"entries in no live slice ({entries}): they will never fire"
             repair = partial(put_back, store, keys, place)
             findings.append(VerifyFinding("orphan-list", keys.number, keys.entries(place.name), problem, repair))
         else:
@@ -177,7 +177,7 @@ async def put_back(store: Store, keys: PartitionKeys, place: Slice) -> Repair:
     reply = await _place(store, keys, place, "", score)
     if not isinstance(reply, int):
         return Repair(True, "it is gone, or live again, by now")
-    return Repair(True, f"put back among the live slices, with the score {score}: what is not finished fires")
+    return Repair(True, f"put back among the live slices, with the score {score}: unfinished tasks fire")
 
 
 async def set_score(store: Store, keys: PartitionKeys, place: Slice, old: float, new: float) -> Repair:
@@ -190,7 +190,7 @@ async def set_score(store: Store, keys: PartitionKeys, place: Slice, old: float,
 async def _place(store: Store, keys: PartitionKeys, place: Slice, old: str, new: str) -> Any:
     call_keys = [keys.slices, keys.entries(place.name), keys.n]
     call = store.scripts.call("repair_place", call_keys, [place.name, old, new])
-    # No counter that owners watch has changed: without a word they would not look.
+    # No counter that owners watch has changed: without the message they would not look.
     return (await store.run_one(keys.slot, [call, ("SPUBLISH", keys.wake, "1")]))[0]
 
 
@@ -207,8 +207,8 @@ def _wrong_type(number: int | None, key: bytes, expected: bytes, found: bytes) -
         number,
         shown(key),
         f"is a {found.decode()}, not a {expected.decode()}"
-        + ("" if number is None else "; the partition was not looked at any further"),
-        advice="what was there is gone and cannot be made again; look at it, rename it away, and verify again",
+        + ("" if number is None else "; the partition was not checked any further"),
+        advice="its former value is lost and cannot be restored; inspect the key, rename it, and verify again",
     )
 
 
@@ -218,7 +218,7 @@ def _unknown(key: bytes, found: bytes) -> VerifyFinding:
         None,
         shown(key),
         f"a {found.decode()} that no part of Mainspring writes",
-        advice="nobody here knows what it is for; look at it, and remove it by hand if it is not needed",
+        advice="its purpose is unknown; inspect it, and remove it by hand if it is not needed",
     )
 
 
@@ -248,14 +248,14 @@ class SliceCount(NamedTuple):
 
 
 class PartitionReading(NamedTuple):
-    """A partition as it stood."""
+    """A partition as it was read."""
 
     exact: bool
-    """False when it changed while it was read: the sum of the counters means nothing then."""
+    """False if the partition changed during the read: then the sum of the counters means nothing."""
     counters: TaskCounters
     slices: list[SliceCount]
     nameless: list[tuple[bytes, float]]
-    """What stands among the live slices under a name that is no slice's, with its score."""
+    """Members of the live slices whose name is not a slice's, with their scores."""
     garbled: dict[str, str]
     """Counters that hold no whole number; they count as 0."""
     repairs: bytes
@@ -269,7 +269,7 @@ class _Counted(NamedTuple):
 
 
 async def list_live(store: Store, keys: PartitionKeys) -> dict[bytes, float]:
-    """Everything that stands among the live slices, with its score; page by page."""
+    """Return all members of the live slices with their scores, read page by page."""
     found: dict[bytes, float] = {}
     cursor = 0
     while True:
@@ -281,7 +281,7 @@ async def list_live(store: Store, keys: PartitionKeys) -> dict[bytes, float]:
 
 
 async def read_partition(store: Store, keys: PartitionKeys) -> PartitionReading:
-    """Count a partition so that all of it was true at one moment."""
+    """Count a partition so that all numbers were true at the same moment."""
     tries = 0
     while True:
         tries += 1
@@ -297,9 +297,9 @@ async def _read(store: Store, keys: PartitionKeys, *, most: int) -> PartitionRea
     size = len(slices) if len(slices) <= most else PAGE
     parts = [await _count(store, keys, slices[at : at + size]) for at in range(0, len(slices), size or 1)]
     parts = parts or [await _count(store, keys, [])]
-    # At one moment; or in parts between which no counter moved. Every change of what is pending or fired moves one, and
-    # none ever goes back but `queued`, which does so only when another one moves; a slice that was dropped meanwhile
-    # held nothing of either.
+    # Read at one moment, or in parts between which no counter moved. Every change of pending or fired tasks moves a
+    # counter, and counters never fall, except `queued`, which falls only when another one moves. A slice that was
+    # dropped meanwhile held no pending or fired task.
     still = all(part.counters == before for part in parts)
     return _reading(parts, listed, exact=_whole(parts[0], listed) if len(parts) == 1 else still)
 
@@ -357,7 +357,7 @@ def _counted(
 
 
 def open_entries(length: int, f: bytes, d: bytes, x: bytes) -> tuple[int, int]:
-    """How many of so many entries are pending, and how many fired: neither done nor cancelled."""
+    """Return how many of `length` entries are pending, and how many fired: neither done nor cancelled."""
     if not (f or d or x):
         return length, 0
     size = length + 7 >> 3
@@ -370,7 +370,7 @@ def open_entries(length: int, f: bytes, d: bytes, x: bytes) -> tuple[int, int]:
 
 
 def past_the_end(length: int, bits: bytes) -> bool:
-    """Is a bit set that belongs to no entry?"""
+    """Return whether a bit is set that belongs to no entry."""
     whole, rest = divmod(length, 8)
     if len(bits) <= whole:
         return False

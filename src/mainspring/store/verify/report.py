@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 KINDS: Final = {
-    "unbalanced": "the counters do not add up to what the slices hold",
-    "orphan-list": "entries that stand in no live slice",
+    "unbalanced": "the counters do not match the tasks in the slices",
+    "orphan-list": "entries that are in no live slice",
     "orphan-bitmap": "bits of a slice that does not exist",
     "orphan-index": "an id that does not lead to its task",
     "empty-slice": "a live slice without entries",
-    "bad-slice": "a live slice whose name or score cannot be true",
+    "bad-slice": "a live slice with an impossible name or score",
     "stray-bits": "bits past the end of a slice's entries",
-    "held-lane": "a lane that waits for a task which is nowhere",
+    "held-lane": "a lane that waits for a task which does not exist",
     "queue-entry": "an entry of a queue's stream that is not among the queued tasks",
     "queue-place": "a queued task whose entry is gone from its stream",
-    "queue-count": "the counters of queued tasks do not say how many there are",
+    "queue-count": "the counters of queued tasks do not match their number",
     "schedule-chain": "a schedule without its next occurrence, or a chain without its schedule",
-    "hold-record": "a record of held work that nobody can read",
-    "dead-letter": "a dead letter without its time, or a time without its letter",
+    "hold-record": "a record of held work that cannot be read",
+    "dead-letter": "a dead letter without its time, or a time without its dead letter",
     "unknown-key": "a key of the namespace that no part of Mainspring writes",
-    "wrong-type": "a key that holds another type of value than it should",
+    "wrong-type": "a key that holds the wrong type of value",
     "not-proven": "a partition that changed faster than it could be read",
 }
 MOST_REPORTED: Final = 10_000
@@ -42,7 +42,7 @@ class TaskCounters(NamedTuple):
     retried: int = 0
     """Not part of the sum: a retry is the same task in another place."""
     spilled: int = 0
-    """Nor is this: moved into a hold slice."""
+    """Tasks moved into a hold slice; not part of the sum."""
 
     @property
     def missing(self) -> int:
@@ -58,7 +58,7 @@ class TaskCounters(NamedTuple):
 class Repair(NamedTuple):
     done: bool
     text: str
-    """What was done, or why it was not."""
+    """What was repaired, or why nothing was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class VerifyFinding:
     kind: str
     partition: int | None
     where: str
-    """The key, lane or id it is about."""
+    """The key, lane or id with the problem."""
     problem: str
     repair: Callable[[], Awaitable[Repair]] | None = None
     """Check again and repair, in one atomic step on the server."""

@@ -1,14 +1,14 @@
--- Give a node some of a limit's permits: of its rate, and of the slots of what may run at one time.
+-- Give a node some of a limit's permits: of its rate, and of its slots for tasks that run at the same time.
 --
 -- KEYS  the limit
 -- ARGV  node, how many of its permits are in use, how many more it wants, lease in ms,
 --       us between two permits (0 = no rate), how many at once after a pause, slots (0 = no bound), permits of the rate
---       that it has in hand: with them it needs slots only
--- returns {time in us, granted (of a rate, permits), most slots it may use from now on, us until it is worth to ask again}
+--       that the node already holds: with them it needs slots only
+-- returns {time in us, granted (of a rate, permits), most slots it may use from now on, us until it should ask again}
 -- keeps: over any span no more permits than the rate and the burst allow, and never more than `slots` in use or granted
---   by all live nodes together. The rate is kept as the time at which all permits given so far are used up at an even
---   pace. A node that is not heard of for a lease gives back its slots. Two nodes that want slots get as many each.
---   How many slots there are is kept as well, for who asks why something waits (`running_slots`).
+--   by all live nodes together. The rate is stored as the time at which all permits given so far are used up at an even
+--   pace. A node that was silent for a lease loses its slots. Nodes that want slots get equal shares.
+--   The number of slots is stored too, to explain why a task waits (`running_slots`).
 local now = now_us()
 local key, node = KEYS[1], ARGV[1]
 local used, want, lease_us = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) * 1000
@@ -34,14 +34,14 @@ if slots > 0 then
   end
   if wanting > 1 then fair = math.ceil(slots / wanting) end
   granted = math.max(0, math.min(granted, slots - others - used, fair - used))
-  -- Slots come free when deliveries end, which nobody here knows: ask again soon.
+  -- Slots become free when deliveries end, which the server does not see: ask again soon.
   if granted < want then wait = 50000 end
 end
 
 local begins = granted
 if interval > 0 then
   local used_up = math.max(tonumber(redis.call('HGET', key, 'tat') or 0), now)
-  -- Further ahead than the rate can be: the clock was set back, or the rate was another one.
+  -- Further ahead than the rate allows: the clock was set back, or the rate has changed.
   local too_far = used_up > now + burst * interval
   if too_far then used_up = now + burst * interval end
   local free = math.max(0, math.floor((now + burst * interval - used_up) / interval + 0.000001))
@@ -63,7 +63,7 @@ if slots > 0 then
   else
     gone[#gone + 1] = 'n:' .. node
   end
-  -- Last: a hash that is emptied could not be made again in a slot on its way to another server.
+  -- Last, because a hash that becomes empty cannot be created again while its slot is moving to another server.
   if #gone > 0 then redis.call('HDEL', key, unpack(gone, 1, math.min(#gone, 1000))) end
 end
 if redis.call('EXISTS', key) == 1 then

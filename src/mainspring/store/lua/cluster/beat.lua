@@ -1,11 +1,11 @@
--- A node says that it lives, forgets those that do not, and takes the lead if that falls to it.
+-- Heartbeat of a node: renew it, forget nodes that are gone, and take the lead if it is this node's turn.
 --
 -- KEYS  nodes, beats, leader
 -- ARGV  id, nonce, lease in ms, 1 when it is leaving, record
 -- returns {time in us, 'gone'} when the node is not registered (any more), or
 --   {time in us, 'ok', leader or '', its term, {per live node: id, order, ms until its lease ends, 1 when leaving, record}}
--- keeps: the leader is a live node that is not leaving; when there is none, the oldest such node takes the lead with a
---   new term. A node leads no longer than its own lease, so one that is cut off knows when to step down.
+-- keeps: the leader is a live node that is not leaving; if there is none, the oldest such node takes the lead with a
+--   new term. A node leads no longer than its own lease, so a disconnected node knows when to step down.
 local now = now_us()
 local now_ms = math.floor(now / 1000)
 local me = member(redis.call('HGET', KEYS[1], ARGV[1]))

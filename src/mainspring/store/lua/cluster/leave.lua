@@ -1,8 +1,8 @@
--- A node goes: whoever is next need not wait for its lease to end.
+-- Unregister a node, so that its successor need not wait for its lease to end.
 --
 -- KEYS  nodes, beats
 -- ARGV  id, nonce
--- returns 1 when it was registered, else 0
+-- returns 1 if it was registered, otherwise 0
 local me = member(redis.call('HGET', KEYS[1], ARGV[1]))
 if not me or me.nonce ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])

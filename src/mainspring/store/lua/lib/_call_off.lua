@@ -1,6 +1,6 @@
--- Mark tasks that were handed off as cancelled where they came from, if those slices are still there, and forget their ids
--- as cancel.lua does. Each is {idh, address, key of x}; the caller counts them. All is read before the first id goes: a
--- hash that is emptied is gone, and cannot be asked while its slot is on its way to another server.
+-- Mark tasks that were handed off as cancelled in their original slices, if those still exist, and forget their ids as
+-- cancel.lua does. Each is {idh, address, key of x}; the caller counts them. Read everything before the first id is
+-- removed: a hash that becomes empty is gone, and cannot be read while its slot is moving to another server.
 local function call_off(slices, ids, tasks)
   local known, gone = {}, {}
   for i, task in ipairs(tasks) do known[i] = redis.call('HGET', ids, task[1]) end

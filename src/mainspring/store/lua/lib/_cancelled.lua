@@ -1,4 +1,4 @@
--- Note the last ids that were cancelled, with the time: the index forgets them at once.
+-- Note the ids cancelled last, with the time, because the index forgets them at once.
 local function note_cancelled(off, idhs, count, time, most)
   local noted = {}
   for i = math.max(1, count - most + 1), count do noted[#noted + 1] = idhs[i] .. time end

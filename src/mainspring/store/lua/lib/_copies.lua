@@ -1,6 +1,6 @@
--- A put whose reply was lost is sent again, and its entry then stands in the slice more than once. The first of all
--- copies is the task; the others are repeats, which the owner sorts out and counts. Resent copies are marked, so only
--- those have to be searched for: the original differs from them by that mark alone.
+-- A put whose reply was lost is sent again, and its entry is then in the slice more than once. The first of all copies
+-- is the task; the others are repeats, which the owner finds and counts. Resent copies are marked, so a search is needed
+-- only for those: the original differs from them by that mark alone.
 local function is_resent(row) return math.floor(string.byte(row, 5) / 4) % 2 == 1 end
 
 local function first_copy(s, row, index)
@@ -10,8 +10,8 @@ local function first_copy(s, row, index)
   return math.min(redis.call('LPOS', s, original) or resent, resent)
 end
 
--- Where the task went whose copy this is, if it was moved away: of the first copy a mark is left then, which tells the id
--- and the new address (see bury). Asked only where something was fired, for those that were moved are marked as fired.
+-- The new address of the task of a resent copy, if the task was moved: the first copy is then a mark with the id and the
+-- new address (see bury). Needed only for slices with fired bits, because a move sets the fired bit.
 local moved_away = {}
 local function mark_of(s, idh)
   local marks = moved_away[s]
@@ -27,7 +27,7 @@ local function mark_of(s, idh)
   return marks[idh]
 end
 
--- What is left of a task that stood at `first`. A tomb of a resent task keeps its header: the original may still arrive.
+-- Leave the remains of a task at `first`. A resent task's tombstone keeps its header: the original may still arrive.
 local function bury(s, row, index, first, marks, rest)
   local tomb = string.sub(row, 1, 4) .. string.char(string.byte(row, 5) % 8 + marks) .. string.sub(row, 6, 21) .. rest
   redis.call('LSET', s, first, tomb)

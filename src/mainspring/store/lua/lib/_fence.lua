@@ -1,7 +1,7 @@
--- May this owner write? The fence holds "<token>:<seq>" of the last call that wrote; `wanted` is what this call would
--- leave there. Returns nil, or why not:
+-- Check whether this owner may write. The fence holds "<token>:<seq>" of the last call that wrote; `wanted` is the value
+-- that this call would leave. Return nil, or the reason against it:
 --   fenced       another owner has the partition
---   repeated     this very call was done before and its reply was lost: write nothing, answer the reads again
+--   repeated     this same call was done before and its reply was lost: write nothing, answer the reads again
 --   rolledback   the server forgot a call that it had answered: a failover lost state
 local function judge(fence, wanted)
   local token, seq = string.match(wanted, '^(.*):(%d+)$')

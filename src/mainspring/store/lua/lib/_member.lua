@@ -1,4 +1,4 @@
--- A node as `nodes` keeps it: "<order>:<nonce>:<lease in ms>:<1 when it is leaving>:<record>".
+-- A node as stored in `nodes`: "<order>:<nonce>:<lease in ms>:<1 when it is leaving>:<record>".
 local function member(raw)
   if not raw then return nil end
   local order, nonce, lease, leaving, record = string.match(raw, '^(%d+):([^:]*):(%d+):([01]):(.*)$')

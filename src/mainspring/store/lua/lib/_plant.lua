@@ -1,12 +1,12 @@
--- Occurrences of schedules begin, or are skipped: move their chains on and put the following occurrences.
+-- Occurrences of schedules begin, or are skipped: advance their chains and write the following occurrences.
 --
 -- KEYS from `key` on: next, ids, n, slices, s of each place, x of each slice with a skipped one
--- ARGV from `arg` on: places, slices with skipped ones; per place: name, score, address prefix; then per plant:
+-- ARGV from `arg` on: places, slices with skipped ones; per place: name, score, address prefix; then per occurrence:
 --   schedule, the 12 bytes its next value must still begin with, the new value, entry, packed: place (0 = none),
---   x (0 = it runs, else which of the keys), index; of one that is skipped also its idh
--- The id of one that is skipped is free again, like that of a cancelled task: it did not run, and a backfill may run it.
--- A chain that does not begin with these bytes was edited, or has moved on before: it is left alone.
--- Rows go in together, slice by slice: one call for each of a hundred thousand would take seconds.
+--   x (0 = it runs, otherwise which of the keys), index; for a skipped one also its idh
+-- The id of a skipped occurrence becomes free, like that of a cancelled task: it did not run, and a backfill may run it.
+-- A chain that does not begin with these bytes was edited, or has advanced before: it is left alone.
+-- Rows are appended together, slice by slice: a call for each of a hundred thousand would take seconds.
 local PLANT_ARGS, AT_ONCE = 5, 1000
 
 local function in_parts(list, each)
@@ -28,7 +28,7 @@ local function plant(count, key, arg)
   local where, place, x, index
   for i = 1, count do
     local at = first + (i - 1) * PLANT_ARGS
-    if ARGV[at + 5] ~= where then -- that of the one before, as a rule
+    if ARGV[at + 5] ~= where then -- usually the same as before
       where = ARGV[at + 5]
       place, x, index = struct.unpack('>I2I2I4', where)
     end
@@ -44,7 +44,7 @@ local function plant(count, key, arg)
       skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], index, 1)
     end
   end
-  -- An id that is in use ran already, or waits: it is not put a second time.
+  -- An id that is in use has run already, or waits: do not put it a second time.
   in_parts(wanted, function(low, high)
     local known = redis.call('HMGET', ids, unpack(wanted, low, high))
     for i = low, high do

@@ -1,8 +1,8 @@
--- Does an entry of the index lead to its task? Returns nil when all is well, else what is wrong:
---   nothing   no task stands there, and none can have finished there yet
---   another   another task stands there
---   renewed   its task stands there, but the slice has another incarnation since
--- A slice that is over and gone is no fault: the entry is the mark of a finished id. One that has not ended is never
+-- Check that an entry of the index leads to its task. Return nil if it does, otherwise the fault:
+--   nothing   there is no task at that place, and none can have finished there yet
+--   another   there is another task at that place
+--   renewed   its task is there, but the slice has another incarnation since
+-- A slice that is over and gone is no fault: the entry marks a finished id. A slice that has not ended is never
 -- dropped, so an entry that leads into it must find its task.
 local function fault_of(idh, address, s, score, end_ms, now_ms)
   local r, index = struct.unpack('>I3I4', string.sub(address, 8))

@@ -1,9 +1,9 @@
 -- Become the owner of a partition.
 --
 -- KEYS  own, fence
--- ARGV  owner, nonce, lease in ms, for how many ms nobody may have had it (0: it is enough that nobody has it)
+-- ARGV  owner, nonce, lease in ms, ms for which the partition must have been without an owner (0 = none)
 -- returns {time in us, 'ok', token} or {time in us, 'busy', owner, ms left}
--- keeps: epochs only grow, also after a failover that forgot some; a lease end further ahead than one lease (the
+-- keeps: epochs only grow, even after a failover that forgot some; a lease end further ahead than one lease (the
 --   clock of a promoted server lags) is clamped for good, so a partition is never locked for longer than one lease.
 local now = now_us()
 local now_ms = math.floor(now / 1000)

@@ -1,24 +1,24 @@
--- Commit outcomes other than plain success for one partition: retries, dead letters, repeats that were dropped; and move
--- work that may not go out now into hold slices.
+-- Commit outcomes other than plain success for one partition: retries, dead letters, dropped repeats; and move held work
+-- into hold slices.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; s, f, x of each slice that something is moved from
+--       moves; s, f, x of each slice that tasks are moved from
 -- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
---           (counted from 1, 0 = leave no mark), what stays of its entry there
+--           (counted from 1, 0 = leave no mark), the part of its entry that stays there
 --         per death: idh, record, time in ms
 --         per hold: lane, idh of the head it waits for and since when ('' = free again)
---         per slice that something is moved from: place (counted from 1), address prefix, what the addresses of its entries
---           begin with, f offset (-1 = all of f), f bytes, count, then count times: index, what stays of its entry there
---           ('' = leave no mark), entry for the place
+--         per slice that tasks are moved from: place (counted from 1), address prefix, common prefix of the addresses of
+--           its entries, f offset (-1 = all of f), f bytes, count, then count times: index, the part of its entry that
+--           stays there ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
--- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. What is moved
---   was not begun, so it may have been cancelled: then it stays so, and is not moved. Its fired bit goes with its done bit:
---   a cancel by its old address is told to ask the index. Where handles may know the old place a mark leads to the new one:
---   else a task that is cancelled there would look done here.
+-- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. A moved task
+--   was not begun, so it may have been cancelled: then it stays cancelled, and is not moved. Its fired bit is set with its
+--   done bit: a cancel by its old address must ask the index. If handles may know the old place, a mark leads to
+--   the new one: otherwise a task that is cancelled there would look done here.
 local now = now_us()
 local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -42,8 +42,8 @@ local place_key, first_place = 8 + touched * 2, a
 local incarnation = {}
 a = a + places * 2
 
--- The incarnation of a place. Not opened before: a slice that is opened for an entry which is not written would stand there
--- empty.
+-- The incarnation of a place. Opened only when needed: a slice that is opened for an entry which is not written would
+-- remain empty.
 local function opened(place)
   if not incarnation[place] then
     local at = first_place + place * 2
@@ -52,7 +52,7 @@ local function opened(place)
   return incarnation[place]
 end
 
--- A list that somebody has deleted takes no mark. That must not stop the commit half way.
+-- A list that was deleted by hand takes no mark. This must not stop the commit half way.
 local function leave_mark(s, index, mark, address) redis.pcall('LSET', s, index, mark .. address) end
 
 local superseded, retried = {}, retries
@@ -60,7 +60,7 @@ for _ = 1, retries do
   local place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2]
   local known = redis.call('HGET', ids, idh)
   if known and known ~= ARGV[a + 5] then
-    -- Its id was given to another task while it was under way: that one stands for both.
+    -- Its id was given to another task while it was in flight: the newer task represents both.
     superseded[idh] = true
     retried, replaced = retried - 1, replaced + 1
   else
@@ -77,8 +77,8 @@ for _ = 1, deaths do
   redis.call('ZADD', dead_times, ARGV[a + 3], ARGV[a + 1])
   a = a + 3
 end
--- Lanes that are held first, then those that are free: a hash that is emptied in between is gone, and while its slot is
--- on its way to another server it cannot be made again here.
+-- Write held lanes first, then freed ones: a hash that becomes empty in between is gone, and while its slot is moving to
+-- another server it cannot be created again here.
 local waits = {}
 for _ = 1, holds do
   waits[ARGV[a + 1]] = superseded[string.sub(ARGV[a + 2], 1, 16)] and '' or ARGV[a + 2]
@@ -95,7 +95,7 @@ local function is_set(bits, index)
   return math.floor((string.byte(bits, math.floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2 == 1
 end
 
--- Many at a time: a call out of the script costs more than what it does.
+-- In bulk: each call out of the script costs more than the work it does.
 local function move(arg, s, x, place, prefix, head, count)
   local gone, idhs, rows, pairs_, from = redis.call('GET', x) or '', {}, {}, {}, {}
   for i = 1, count do idhs[i] = string.sub(ARGV[arg + i * 3], 6, 21) end

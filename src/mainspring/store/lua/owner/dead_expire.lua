@@ -1,10 +1,10 @@
 -- Drop the oldest dead letters of a partition: those past an age, and those beyond a number.
 --
 -- KEYS  dead, dead:t
--- ARGV  age in ms, number (of each, 0: no bound), how many to drop at most
--- returns {dropped for their age, dropped for the number}
+-- ARGV  age in ms, number (for each, 0 = no bound), limit of letters to drop
+-- returns {dropped by age, dropped by number}
 -- Needs no token: the server's clock decides what is too old, and a call of a former owner drops nothing else.
--- keeps: the counter `dead`, which counts deaths, not letters.
+-- keeps: the counter `dead`, which counts deaths, not dead letters.
 local age, most, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local old = {}
 if age > 0 then

@@ -1,10 +1,10 @@
 -- Forget the records of holds that ended longer ago than the dedupe window.
 --
 -- KEYS  holds
--- ARGV  the window in ms, then pairs of name of a hold slice that is gone, when it ended in ms
--- returns how many of them were forgotten, from the first on
+-- ARGV  the window in ms, then pairs of the name of a hold slice that is gone and the time in ms when it ended
+-- returns how many were forgotten, from the first on
 -- The server's clock decides, as it does for the ids (sweep.lua): without the record of its hold an id counts as over, and
---   one node whose clock ran ahead would let ids go that are still within their window.
+--   a node whose clock ran ahead would release ids that are still within their window.
 local before, gone = math.floor(now_us() / 1000) - tonumber(ARGV[1]), {}
 for i = 2, #ARGV - 1, 2 do
   if tonumber(ARGV[i + 1]) >= before then break end

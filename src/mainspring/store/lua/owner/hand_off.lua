@@ -1,4 +1,4 @@
--- Hand tasks of one partition off to its queues: the commit of those that workers run.
+-- Hand tasks of one partition off to its queues: the commit of tasks that workers run.
 --
 -- KEYS  fence, n, slices, queued, acks, queues; the stream of each queue; s, d of each touched slice
 -- ARGV  token, seq, finished, touched, queues, tasks, then
@@ -6,10 +6,10 @@
 --         per queue: name, how many of the tasks
 --         per task, queue by queue: its record (see _record.lua)
 -- returns {time in us, status, {position, answer ...}}; status: ok | fenced | rolledback | stale
---   only of some tasks there is an answer: '' (another task of its id is in a queue: it stays fired, to be handed off
---   later), or the outcome of a run that had ended before
--- keeps: a task without a lane leaves its slice only together with its place in a stream; of an id at most one task is in
---   a stream; one of a lane stays fired, and handed off again by a new owner it is not added again.
+--   an answer only for some tasks: '' (another task with its id is in a queue: it stays fired, to be handed off later),
+--   or the outcome of a run that had ended before
+-- keeps: a task without a lane leaves its slice only together with its place in a stream; at most one task of an id is in
+--   a stream; a task of a lane stays fired, and is not added again when a new owner hands it off again.
 local now = now_us()
 local fence, n, slices, queued, acks, queues = unpack(KEYS, 1, 6)
 local finished, touched, streams, tasks = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -26,8 +26,8 @@ end
 local first_queue = 6 + touched * 6
 local first_task = first_queue + streams * 2
 
--- What is done for every task is written out here: calls of functions, and tables that are searched for their end, would
--- cost more than the commands.
+-- The work per task is written out here: function calls, and tables that are searched for their end, would cost more than
+-- the commands.
 local sub, byte = string.sub, string.byte
 local idhs, of_lane, lane_places, lanes = {}, {}, {}, 0
 for i = 1, tasks do
@@ -44,7 +44,7 @@ if lanes > 0 then
   for i, ack in ipairs(redis.call('HMGET', acks, unpack(lane_places))) do ended[lane_places[i]] = ack end
 end
 
--- The done bit of a task, by its address; only those that have to wait are asked for.
+-- The done bit of a task, by its address; read only for tasks that have to wait.
 local function done_bit(record)
   local name, _, index = place_of(address_of(record))
   for i = 0, touched - 1 do

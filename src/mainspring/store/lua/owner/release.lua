@@ -1,7 +1,7 @@
--- Give a partition back at once. Without a fence late writes of this owner are refused like anybody's.
+-- Release a partition at once. Without a fence, late writes of this owner are refused like anyone else's.
 --
 -- KEYS  own, fence
--- ARGV  token; or '.<nonce>', the end of one, of an acquire whose answer was lost
+-- ARGV  token; or '.<nonce>', the end of a token, for an acquire whose answer was lost
 -- returns {time in us, 'ok' | 'fenced'}
 local now = now_us()
 local token = redis.call('HGET', KEYS[1], 'token')

@@ -1,4 +1,4 @@
--- Prolong the leases of any number of partitions of one server.
+-- Renew the leases of any number of partitions of one server.
 --
 -- KEYS  own of each partition
 -- ARGV  lease in ms, then the token of each

@@ -3,8 +3,8 @@
 -- KEYS  slices, ids, holds, queued
 -- ARGV  the window in ms, then pairs of idh, address as they were read
 -- returns how many were removed
--- The server's clock decides: a node whose clock ran ahead by an hour would forget all that is finished.
--- Needs no token: an id is removed only while it still points to where it did and its slice is gone for good.
+-- The server's clock decides: a node whose clock ran ahead by an hour would forget all finished ids.
+-- Needs no token: an id is removed only while its address is unchanged and its slice is gone for good.
 local before, gone = math.floor(now_us() / 1000) - tonumber(ARGV[1]), {}
 local widths = {3600000, 1000, 50, 1, 4294967296}
 for i = 2, #ARGV - 1, 2 do
@@ -15,7 +15,7 @@ for i = 2, #ARGV - 1, 2 do
   local over = start + widths[width + 1] < before
   if width == 4 then over = redis.call('HEXISTS', KEYS[3], name) == 0 end
   if over and redis.call('HGET', KEYS[2], ARGV[i]) == ARGV[i + 1] then
-    -- One that is in a queue or runs is not over, though its slice may be.
+    -- A task that is in a queue or runs is not over, though its slice may be.
     local place = redis.call('HGET', KEYS[4], ARGV[i])
     local in_queue = place and string.sub(place, 1, 14) == ARGV[i + 1]
     if not in_queue and not same_incarnation(KEYS[1], name, math.floor(start / 1000) + r / 1048576) then

@@ -1,34 +1,34 @@
--- Commit what finished and begin what is due, for any number of partitions of one server.
+-- Commit finished tasks and begin due ones, for any number of partitions of one server.
 --
 -- Every value handed to a script and every call out of it costs more than the work itself. So all sections share one
--- MGET and one MSET, counts travel as bytes of one string, and what a section does not need is not sent.
+-- MGET and one MSET, counts are packed into one string, and values that a section does not need are not sent.
 --
 -- KEYS  fence of each section; x, then f, of each small slice that begins; then per section, in this order:
 --       f, x of each large slice that begins; d of each slice that commits; n if something finished; slices if there
 --       are proofs or known slices; s of each slice to be proven; s of each known slice; if occurrences of schedules
---       begin: next, ids, n, slices, s of each place for the following ones, x of each slice with one that is skipped
+--       begin: next, ids, n, slices, s of each place for the following ones, x of each slice with a skipped one
 -- ARGV  sections, small slices in all, latest due time in ms ('' = nothing begins), then per section:
 --         the fence it expects, the fence it leaves behind ("<token>:<seq>" both)
---         counts: small, large, commits, proofs, known, finished, plants as packed numbers; '' stands for one small slice
+--         counts: small, large, commits, proofs, known, finished, occurrences, packed; '' means one small slice
 --         per small slice: all of f
 --         per large slice: f offset, f bytes
 --         per commit: d offset (-1 = the bytes are all of d), d bytes
 --         per proof: name, g, m, header at m (only rows that no earlier call has proven)
---         per known slice (only when lane tasks begin): name, g, cursor (-1 = no slice, whatever its list holds); and before
---           them the section's latest due
---         if there are plants: places, slices with skipped ones; per place: name, score, address prefix; then per plant
---           what is in _plant.lua
+--         per known slice (only when lane tasks begin): name, g, cursor (-1 = not a slice, whatever its list holds); and
+--           before them the section's latest due
+--         if there are occurrences: places, slices with skipped ones; per place: name, score, address prefix; then per
+--           occurrence the values listed in _plant.lua
 -- returns {time in us, {status, x of each small, x range of each large ...} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
--- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and of a lane
---   no task begins while an earlier one may stand unread. Of a schedule the following occurrence is put in the step
---   in which one begins: not at commit, or a slow delivery would lose planned times. What finished is counted last, once
---   the fences say so: a call that failed before is repeated, and would count it again.
+-- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and no task of a lane
+--   begins while an earlier one may be unread. The following occurrence of a schedule is put in the step in which one
+--   begins: not at commit, or a slow delivery would lose planned times. Finished tasks are counted last, once the fences
+--   are checked: a call that failed before is repeated, and would count them again.
 local now = now_us()
 local out = {now}
 local sections, all_small, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local early = latest and latest * 1000 > now
-local MOST_VALUES = 4000 -- Lua cannot spread more than some thousand; even, for the pairs of MSET
+local MOST_VALUES = 4000 -- Lua can unpack only some thousand; even, for the pairs of MSET
 
 local function values_of(count)
   if count <= MOST_VALUES then return redis.call('MGET', unpack(KEYS, 1, count)) end
@@ -110,7 +110,7 @@ for section = 1, sections do
     end
     if status == nil and plants > 0 then
       plant(plants, plant_key, plant_arg)
-      -- What is skipped counts as cancelled: its bits were set just now.
+      -- Skipped occurrences count as cancelled: their bits were set just now.
       if skips > 0 then
         for i = small_at + 1, small_at + small do values[i] = redis.call('GET', KEYS[i]) end
       end

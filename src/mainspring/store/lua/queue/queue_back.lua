@@ -1,11 +1,12 @@
--- Put work back that a worker has taken and not begun: it is there for others at once.
+-- Return tasks that a worker has taken but not begun: other workers can take them at once.
 --
 -- KEYS  queued; the stream of each queue
 -- ARGV  how many of each queue, then per task, queue by queue: idh, stream id, its place in `queued` with the claim,
 --         queue
--- returns {position, 'lost' | 'cancel' ...}: what is another's by now, and what is to be cancelled; both stay as they are
--- keeps: it is in the stream once: this was no delivery. One that workers died with before stays where it is, with the number
---   of its deliveries, and is idle enough to be taken over: what ends every worker must not begin to count anew.
+-- returns {position, 'lost' | 'cancel' ...}: tasks that another worker has by now, and tasks to cancel; both stay as
+--   they are
+-- keeps: a task is in the stream once, and this was no delivery. A task that workers died with before keeps its place and
+--   its number of deliveries, and is made idle enough to be reclaimed: a task that ends every worker must stay counted.
 local out, i = {}, 0
 local LONG_IDLE = 86400000
 local first = #KEYS - 1

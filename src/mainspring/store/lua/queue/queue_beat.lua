@@ -1,8 +1,8 @@
--- Keep work of one partition: its worker lives, and its lease begins anew.
+-- Renew the leases of tasks of one partition whose worker is alive.
 --
 -- KEYS  queued; the stream of each queue
 -- ARGV  how many of each queue, then per task, queue by queue: idh, stream id, its place in `queued` with the claim
--- returns {position, 'lost' | 'cancel' ...}: what is another's by now, and what is to be cancelled
+-- returns {position, 'lost' | 'cancel' ...}: tasks that another worker has by now, and tasks to cancel
 local out, i = {}, 0
 local first = #KEYS - 1
 for q = 1, #KEYS - 1 do

@@ -1,8 +1,8 @@
--- Cancel a task that is in a queue; of one that runs, leave a mark for its worker.
+-- Cancel a task that is in a queue; if it runs, leave a mark for its worker.
 --
 -- KEYS  n, slices, ids, queued, acks; its stream; x of the slice it came from
 -- ARGV  idh, its place in `queued` as it was read
--- returns 'cancelled' | 'cancelling' (it runs; its worker is told) | 'changed' (read its place again)
+-- returns 'cancelled' | 'cancelling' (it runs; its worker is asked to stop) | 'changed' (read its place again)
 -- keeps: after 'cancelled' no worker gets it.
 local n, slices, ids, queued, acks, stream, x = unpack(KEYS, 1, 7)
 local idh, place = ARGV[1], ARGV[2]

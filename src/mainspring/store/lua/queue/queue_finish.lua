@@ -4,16 +4,16 @@
 --       of each retry, each task of a lane and each that was cancelled; a key for each result; s of the slice of each retry
 -- ARGV  queues, places, ends, retries, deaths, of lanes, cancelled, results, then
 --         per queue: how many of the ends
---         of all ends, queue by queue: idhs; then their places in `queued` with the claims; then their stream ids
+--         for all ends, queue by queue: idhs; then their places in `queued` with the claims; then their stream ids
 --         per place: name, score
 --         per retry: end, place, address prefix, entry, 1 if handles may know its old place (ends, places counted from 1)
 --         per death: end, record, time in ms
 --         per task of a lane: end, outcome (see below)
 --         per cancelled one: end
 --         per result: end, time to live in ms, bytes
--- returns the ends whose claim is not valid any more: of these nothing was written
--- keeps: only the claim ends a run, and once. A task of a lane is settled by the owner of its partition, who finds the
---   outcome in `acks` under its address: idh, then 'd' done, 'r' retry, 'x' dead or 'c' cancelled and what belongs to it.
+-- returns the ends whose claim is no longer valid: nothing was written for them
+-- keeps: only the claim ends a run, and only once. A task of a lane is settled by the owner of its partition, which finds
+--   the outcome in `acks` under its address: idh, then 'd' done, 'r' retry, 'x' dead or 'c' cancelled, and its details.
 local n, slices, ids, queued, acks, dead, dead_times = unpack(KEYS, 1, 7)
 local streams, places, ends = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local retries, deaths, lanes = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -38,8 +38,8 @@ local a, place_key, x_key = id_at + ends, 7 + streams, 7 + streams + places
 local first_place, incarnation = a, {}
 a = a + places * 2
 
--- A handle may know the place it comes from, and the slice may still be there: a mark leads on from there. Else a task that
--- is cancelled in its new place would look done in the old one.
+-- A handle may know the place the task comes from, and the slice may still exist: a mark leads from there to the new place.
+-- Otherwise a task that is cancelled in its new place would look done in the old one.
 local function leave_mark(s, from, idh, address)
   local name, g, index = place_of(from)
   local row = same_incarnation(slices, name, g) and redis.call('LINDEX', s, index)
@@ -57,7 +57,7 @@ for k = 1, retries do
     else
       local index = redis.call('HGET', ids, idh)
       if index and index ~= from then
-        -- Its id was given to another task while it was under way: that one stands for both.
+        -- Its id was given to another task while it was in flight: the newer task represents both.
         replaced = replaced + 1
       else
         local at = first_place + place * 2

@@ -1,10 +1,10 @@
--- Remove queues of one partition that are empty and of which no worker took anything for a while.
+-- Remove queues of one partition that are empty and that no worker has read for a while.
 --
 -- KEYS  queues; the stream of each queue
 -- ARGV  that while in ms, then the name of each queue
 -- returns how many were removed
--- Needs no token: nothing is lost with an empty stream, and the next hand-off makes it again. It looks and removes in one
--- step, so that a task handed off in this moment finds the stream either there or gone.
+-- Needs no token: an empty stream holds nothing, and the next hand-off creates it again. The check and the removal are one
+-- step, so a task handed off at this moment finds the stream either present or gone.
 local before = math.floor(now_us() / 1000) - tonumber(ARGV[1])
 local removed = 0
 for q = 2, #KEYS do

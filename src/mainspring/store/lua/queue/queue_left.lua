@@ -1,8 +1,8 @@
--- Count what workers have taken and not kept: their lease is over. Whoever wants it has to ask for slots first.
+-- Count tasks whose worker's lease has expired. A worker has to ask for slots before it reclaims them.
 --
 -- KEYS  the stream of each queue
--- ARGV  the lease in ms, how many to count of each queue at most
--- returns how many there are, of each queue
+-- ARGV  the lease in ms, limit per queue
+-- returns the number per queue
 local out = {}
 for q = 1, #KEYS do
   local there = redis.call('EXISTS', KEYS[q]) == 1

@@ -1,9 +1,9 @@
--- Give a worker what others have taken and not kept: their lease is over.
+-- Give a worker tasks that other workers took and whose lease has expired.
 --
 -- KEYS  queued; the stream of each queue
 -- ARGV  the claim ("<worker>/<nonce>"), the lease in ms, then per queue: name, how many at most
 -- returns {time in us, {queue (counted from 1), stream id, record, how often it was taken, 1 if it is to be cancelled ...}}
--- keeps: the claim of who had it before ends nothing any more.
+-- keeps: the claim of the former worker cannot end the run any more.
 local now, queued = now_us(), KEYS[1]
 local claim = ' ' .. ARGV[1] .. '/' .. string.format('%.0f', math.floor(now / 1000))
 local out, places = {}, {}

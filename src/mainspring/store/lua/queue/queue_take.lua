@@ -1,9 +1,9 @@
--- Give work of one partition to a worker.
+-- Give tasks of one partition to a worker.
 --
 -- KEYS  queued; the stream of each queue
 -- ARGV  the claim ("<worker>/<nonce>"), then per queue: name, how many at most
 -- returns {time in us, {queue (counted from 1), stream id, record ...}}
--- keeps: what a worker got nobody else gets before its lease is over, and only its claim can end it.
+-- keeps: no other worker gets the task before the lease is over, and only the worker's claim can end the run.
 local now, queued = now_us(), KEYS[1]
 local claim = ' ' .. ARGV[1] .. '/' .. string.format('%.0f', math.floor(now / 1000))
 local out, o, places, p = {}, 0, {}, 0
@@ -11,7 +11,7 @@ local sub = string.sub
 for q = 1, #KEYS - 1 do
   local stream, name, most = KEYS[q + 1], ARGV[q * 2], ARGV[q * 2 + 1]
   if redis.call('EXISTS', stream) == 1 then
-    -- A stream without its group is somebody's hand in the data; it must not keep the others from being read.
+    -- A stream without its group was changed by hand; it must not keep the others from being read.
     local read = redis.pcall('XREADGROUP', 'GROUP', 'w', 'w', 'COUNT', most, 'STREAMS', stream, '>')
     local entries = read and read[1] and read[1][2] or {}
     local rest = ' ' .. name .. claim

@@ -1,9 +1,9 @@
--- Look through the chains of a partition for those whose planned occurrence may be missing.
+-- Search the chains of a partition for those whose planned occurrence may be missing.
 --
 -- KEYS  next, ids
--- ARGV  cursor, how many to look at (about), for how many ms an occurrence may be overdue before it is looked at closer
--- returns {next cursor, {name, next value ...} of those that deserve a closer look}
--- An occurrence is in the index from its planting until long after its end, unless somebody has cancelled it.
+-- ARGV  cursor, how many to look at (about), ms for which an occurrence may be overdue before it is suspect
+-- returns {next cursor, {name, next value ...} of the suspect chains}
+-- An occurrence is in the index from when it is written until long after its end, unless it was cancelled.
 local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
 local before, found = math.floor(now_us() / 1000) - tonumber(ARGV[3]), {}
 for i = 1, #page[2], 2 do

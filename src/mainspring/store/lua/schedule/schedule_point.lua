@@ -1,8 +1,8 @@
--- Say, in the partition of its name, that a schedule with a lane lives in the partition of the lane; or stop saying so.
+-- Write or remove the pointer, in the partition of a schedule's name, to the partition of its lane, where it is stored.
 --
 -- KEYS  sched
--- ARGV  name, what stands there ('' = nothing), what shall stand there ('' = nothing)
--- returns 1, or 0 when something else stands there by now
+-- ARGV  name, expected value ('' = none), new value ('' = none)
+-- returns 1, or 0 if there is another value by now
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
 return 1

@@ -1,14 +1,14 @@
--- Write a schedule: add, edit, pause, resume, roll back, remove, or plant its next occurrence anew.
+-- Write a schedule: add, edit, pause, resume, roll back, remove, or schedule its next occurrence again.
 --
 -- KEYS  n, slices, ids, sched, next, revisions; s of the new place; s, f, x of the old one
 -- ARGV  name
---       what the caller has seen: 'live' | 'gone', generation (of the definition, or of the last revision; 0 = none),
+--       the state the caller has read: 'live' | 'gone', generation (of the definition, or of the last revision; 0 = none),
 --         the first 12 bytes of its next value ('' = none)
 --       the definition to write ('' = remove, '=' = leave as it is), revisions to keep, ms to keep those of a removed one
 --       the planned occurrence to cancel: idh ('' = none), its index value ('' = none), slice, g, index
 --       the new next value ('' = none), idh of the new occurrence ('' = none), slice, score, address prefix, entry
--- returns {status}: ok | changed (somebody else wrote the schedule, or its chain moved on) | moved (the occurrence to
---   cancel stands elsewhere by now) | taken (the new occurrence's id is in use: it ran already)
+-- returns {status}: ok | changed (the schedule was written by another caller, or its chain advanced) | moved (the
+--   occurrence to cancel is elsewhere by now) | taken (the new occurrence's id is in use: it ran already)
 -- keeps: a schedule has one planned occurrence, of its own generation; the old one never begins after this.
 local n, slices, ids, sched, next_key, revisions = unpack(KEYS, 1, 6)
 local name, seen, generation, claim, definition = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]

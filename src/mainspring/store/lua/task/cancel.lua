@@ -2,13 +2,13 @@
 --
 -- KEYS  n, slices, ids, off; s, f, x of each slice
 -- ARGV  time in ms (6 bytes), ids kept in `off`, slices, then per slice: name, g, count, then count times: index, idh (sorted by index)
--- returns {position, answer ...} of those that were not cancelled just now, positions counted from 1; answer:
+-- returns {position, answer ...} of tasks that were not cancelled just now, positions counted from 1; answer:
 --   cancelled (before) | too late | gone | the address (14 bytes) it was moved to
 -- keeps: after 'cancelled' the task never fires; after its begin the answer is 'too late'.
--- Ids of entries that say they may be in the index leave it: by that the owner knows that a lane need not wait. They are
+-- Ids of entries that are marked as indexed leave the index: this shows the owner that a lane need not wait. They are
 -- noted in `off` in the same step, so that a cancel whose reply was lost can be repeated.
--- The entry shrinks to four bytes of its idh: memory comes back at once, and begin can still recognise it. One that
--- was sent again keeps its header, so that its other copies are still known for what they are.
+-- The entry shrinks to four bytes of its idh: memory is freed at once, and begin can still recognise it. A task that
+-- was sent again keeps its header, so that its other copies are still recognised.
 local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
 local groups = tonumber(ARGV[3])
 local a, at, out, cancelled = 3, 0, {}, 0
@@ -20,7 +20,7 @@ local function is_set(bits, index)
   return math.floor((string.byte(bits, math.floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2 == 1
 end
 
--- What stands against cancelling this row; nil when nothing does.
+-- Return the reason against cancelling this row, or nil.
 local function refusal(row, idh)
   if not row then return 'gone' end
   if #row == 4 then return row == string.sub(idh, 1, 4) and 'cancelled' or 'gone' end
@@ -35,7 +35,7 @@ local function answer(position, word)
   out[#out + 1] = word
 end
 
--- Scattered cancels: each on its own.
+-- Cancel scattered tasks, one by one.
 local function cancel_one(s, x, fired, index, idh)
   local row = redis.call('LINDEX', s, index)
   local refused = refusal(row, idh)
@@ -52,8 +52,8 @@ local function cancel_one(s, x, fired, index, idh)
   return nil
 end
 
--- Many of one slice: write the whole list anew, which costs less than finding each row in it. False, and nothing
--- done, when that is not worth while or one of the tasks was sent twice.
+-- Cancel many tasks of one slice: write the whole list again, which costs less than finding each row in it. Return false,
+-- with nothing done, if that is not worthwhile or one of the tasks was sent twice.
 local function cancel_many(s, x, fired, arg, count)
   local length = redis.call('LLEN', s)
   if count < 16 or count * 4 < length then return false end
@@ -79,8 +79,8 @@ local function cancel_many(s, x, fired, arg, count)
   end
   for i = 1, #refused, 2 do answer(refused[i], refused[i + 1]) end
   if cancelled == before then return true end
-  -- The new rows behind the old, then the old ones off. Not DEL first: while its slot is on its way to another server, a
-  -- key that is gone cannot be made again here, and the script would end with the list lost.
+  -- Append the new rows, then trim the old ones. Not DEL first: while its slot is moving to another server, a deleted key
+  -- cannot be created again here, and the script would end with the list lost.
   for first = 1, length, 4000 do redis.call('RPUSH', s, unpack(rows, first, math.min(first + 3999, length))) end
   redis.call('LTRIM', s, length, -1)
   local all = {}

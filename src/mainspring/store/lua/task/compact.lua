@@ -1,14 +1,14 @@
--- Cancel many tasks of slices of which nothing was begun, where less than half is left then: what stays is written into a
--- list of its own, under another incarnation, and the index is told the new places. Nothing is left of the others.
+-- Cancel many tasks of slices of which nothing was begun, if less than half is left then: the remaining rows are written
+-- into a new list, under another incarnation, and the index gets the new places. Nothing is left of the others.
 --
 -- KEYS  n, slices, ids, held, off; s, f, d, x of each slice
 -- ARGV  time in ms (6 bytes), ids kept in `off`, then per slice: name, g, another g, address prefix, bitmap of the rows to cancel, their idhs (16 bytes each, in the
 --         order of the rows; all looked up in the index)
--- returns per slice 1, or 0 when it was refused and stays as it is: cancel takes each row for itself then
+-- returns per slice 1, or 0 if it was refused and is unchanged: cancel then handles each row by itself
 -- keeps: an owner that has read the old list cannot write to it: it has written nothing of this incarnation yet, so its
---   next call carries the proof and is told that it is stale. Handles find what stays through the index.
--- Refused where that does not hold: rows that only a handle knows, puts that were sent twice (a copy may still come),
--- and partitions with a lane that waits for a retry (the owner frees it when it meets the tomb).
+--   next call carries the proof and is refused as stale. Handles find the remaining tasks through the index.
+-- Refused where this does not hold: rows that only a handle knows, puts that were sent twice (a copy may still come),
+-- and partitions with a lane that waits for a retry (the owner frees it when it reads the tombstone).
 local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
 local places, cancelled, out = (#KEYS - 5) / 4, 0, {}
 local sub, byte_of, floor = string.sub, string.byte, math.floor
@@ -17,7 +17,7 @@ local function bit(bits, index)
   return floor((byte_of(bits, floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2
 end
 
--- Which rows stay, and which were cancelled or moved before; nil when one that is to be cancelled is among those.
+-- Return the rows that stay, and the rows cancelled or moved before; nil if a row to cancel is among the latter.
 local function others(mask, x, length)
   local stay, dead = {}, {}
   for at = 0, math.ceil(length / 8) - 1 do
@@ -32,7 +32,7 @@ local function others(mask, x, length)
   return stay, dead
 end
 
--- One row after the other, or all at once where they are many.
+-- Return a reader of single rows, or of all at once if many are wanted.
 local function reader(s, wanted, length)
   if wanted * 5 < length then return function(index) return redis.call('LINDEX', s, index) end end
   local rows = redis.call('LRANGE', s, 0, -1)
@@ -41,7 +41,7 @@ end
 
 local function is_resent(row) return #row > 20 and floor(byte_of(row, 5) / 4) % 2 == 1 end
 
--- Rows that stay and their idhs; nil when one of them must not be moved, or a tomb not be forgotten.
+-- Return the rows that stay and their idhs; nil if one of them must not be moved, or a tombstone must be kept.
 local function staying(s, stay, dead, head, length)
   local row_at = reader(s, #stay + #dead, length)
   for _, index in ipairs(dead) do
@@ -105,8 +105,8 @@ local held = redis.call('EXISTS', KEYS[4]) == 1
 for place = 1, places do out[place] = held and 0 or compact(4 * place + 1, 6 * place - 4) end
 if cancelled > 0 then
   redis.call('HINCRBY', n, 'cancelled', cancelled)
-  -- A hash that was large keeps its table; written anew it takes what it needs, and a small one is packed. Not worth it
-  -- while much is left.
+  -- A hash that was large keeps its table; written again it takes only the memory it needs, and a small one is packed. Not
+  -- worthwhile while much is left.
   local left = redis.call('HLEN', ids)
   if left > 0 and left <= (left <= 512 and cancelled * 4 or cancelled) and redis.call('OBJECT', 'ENCODING', ids) == 'hashtable' then
     local all = redis.call('HGETALL', ids)

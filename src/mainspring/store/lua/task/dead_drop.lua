@@ -1,10 +1,10 @@
 -- Forget dead letters for good.
 --
 -- KEYS  dead, dead:t
--- ARGV  how many, then per letter: idh, time of its death in ms
--- returns 1 (dropped) or 0 (it is not there, or died again since) per letter
--- keeps: a letter that nobody has seen yet stays. The counter `dead` stays too: it counts deaths, not letters.
--- Looked at first, all of them: a set that is emptied on the way is gone, and cannot be asked while its slot is moving.
+-- ARGV  count, then per dead letter: idh, time of its death in ms
+-- returns 1 (dropped) or 0 (it does not exist, or the task died again since) per dead letter
+-- keeps: a newer dead letter of the same task. The counter `dead` stays too: it counts deaths, not dead letters.
+-- Read all of them first: a set that becomes empty is gone, and cannot be read while its slot is moving.
 local out, count = {}, tonumber(ARGV[1])
 for i = 1, count do
   local died = redis.call('ZSCORE', KEYS[2], ARGV[i * 2])

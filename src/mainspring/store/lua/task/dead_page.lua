@@ -1,14 +1,14 @@
--- One stretch of a partition's dead letters in the order in which they died.
+-- Return a page of a partition's dead letters in the order in which they died.
 --
 -- KEYS  dead:t
--- ARGV  'newest' | 'oldest' first, time in ms and idh ('' = before all of that time) from which to go on, the time at
---       which to end, how many at most
---   newest: those before (time, idh), back to the end time; oldest: those after (time, idh), before the end time
+-- ARGV  'newest' | 'oldest' first, time in ms and idh ('' = before all of that time) from which to continue, the time at
+--       which to end, limit
+--   newest: dead letters before (time, idh), back to the end time; oldest: those after (time, idh), before the end time
 -- returns {idh, time ...}, always from old to new
--- Finds its place by halving: thousands may have died in one millisecond.
+-- Finds the start by bisection: thousands may have died in one millisecond.
 local key, newest, count = KEYS[1], ARGV[1] == 'newest', tonumber(ARGV[5])
 
--- The servers order members byte by byte; Lua's own comparison goes by the locale.
+-- The servers order members byte by byte; Lua's own comparison depends on the locale.
 local function less(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)

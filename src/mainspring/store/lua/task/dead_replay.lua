@@ -1,17 +1,17 @@
--- Give dead letters of one partition another life: each is a task again in the step in which its letter goes.
+-- Replay dead letters of one partition: each becomes a task again in the same step that removes its dead letter.
 --
 -- KEYS  n, slices, ids, dead, dead:t, queued; s of each new place; s, d, x of each place the index led to, or where they died
--- ARGV  places, old places, letters, then
+-- ARGV  places, old places, dead letters, then
 --         per place: name, score, address prefix
 --         per old place: name
---         per letter: idh, time of its death in ms, place (counted from 1), entry,
+--         per dead letter: idh, time of its death in ms, place (counted from 1), entry,
 --           address the index held ('' = none), its old place (counted from 1, 0 = none), address that handles may know it by
 --           ('' = none)
--- returns {status, index | address the index holds} per letter
---   status: ok | gone (the letter is not there, or is of a later death) | changed (the index holds another address)
---     | live (a task with this id is pending or under way, in a queue too)
--- keeps: one step, so there is never a moment without letter and task, or with both. Sent again it finds the letter
---   gone. A replayed task counts as accepted anew: its death stays counted, and no counter goes back.
+-- returns {status, index | address the index holds} per dead letter
+--   status: ok | gone (it does not exist, or is of a later death) | changed (the index holds another address)
+--     | live (a task with this id is pending or in flight, also in a queue)
+-- keeps: one step, so there is never a moment without dead letter and task, or with both. A repeated call finds the dead
+--   letter gone. A replayed task counts as accepted again: its death stays counted, and no counter is reduced.
 local n, slices, ids, dead, dead_times, queued = unpack(KEYS, 1, 6)
 local places, olds, letters = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local first_old_key, first_old, a = 6 + places, 3 + places * 3, 3 + places * 3 + olds
@@ -31,13 +31,13 @@ local function status_of(idh, died, expected, old)
   local current = redis.call('HGET', ids, idh) or ''
   if not time or tonumber(time) ~= died or redis.call('HEXISTS', dead, idh) == 0 then return 'gone', current end
   if current ~= expected then return 'changed', current end
-  -- What was handed off is done where it stood, and not over.
+  -- A task that was handed off is done in its slice, but not over.
   if redis.call('HEXISTS', queued, idh) == 1 then return 'live', current end
   if expected ~= '' and is_live(idh, expected, old) then return 'live', current end
   return 'ok', 0
 end
 
--- From where it died a mark leads on: else it would look done there after a cancel.
+-- Leave a mark that leads on from where the task died: otherwise it would look done there after a cancel.
 local function leave_mark(idh, from, old, address)
   local name, g, index = place_of(from)
   local s = KEYS[first_old_key + old * 3 - 2]
@@ -45,8 +45,8 @@ local function leave_mark(idh, from, old, address)
   if row and #row >= 21 and string.sub(row, 6, 21) == idh then bury(s, row, index, index, 24, address) end
 end
 
--- All that is read is read first: a hash that is emptied on the way is gone, and cannot be asked while its slot is on its
--- way to another server.
+-- Read everything first: a hash that becomes empty is gone, and cannot be read while its slot is moving to another
+-- server.
 local out, incarnation = {}, {}
 for i = 1, letters do
   local at = a + (i - 1) * 7
@@ -57,7 +57,7 @@ for i = 1, letters do
     local at = a + (i - 1) * 7
     local idh, place = ARGV[at + 1], tonumber(ARGV[at + 3])
     local where = 3 + (place - 1) * 3
-    -- Not before: a slice that is opened for a task which is not written would stand there empty.
+    -- Not before: a slice that is opened for a task which is not written would remain empty.
     incarnation[place] = incarnation[place] or open_slice(slices, ARGV[where + 1], ARGV[where + 2])
     local index = redis.call('RPUSH', KEYS[6 + place], ARGV[at + 4]) - 1
     local address = ARGV[where + 3] .. struct.pack('>I3I4', incarnation[place], index)

@@ -1,10 +1,10 @@
--- Entries of a slice with the payloads of the large ones left out: enough to order and to choose from.
+-- Return entries of a slice with the payloads of the large ones left out: enough to order and to choose from.
 --
 -- KEYS  s:<slice>
--- ARGV  index of the first entry, how many at most, bytes to go through at most, '1' = large entries keep target, id and lane
+-- ARGV  index of the first entry, limit, limit of bytes to read, '1' = large entries keep target, id and lane
 -- returns {length of the list, entry ...}. An entry of more than 512 bytes is cut:
---   header:21 | c1 | its length:4 | body [target, empty payload, id, lane] where asked for and readable
--- Reads one entry at least, if there is one. Writes nothing.
+--   header:21 | c1 | its length:4 | body [target, empty payload, id, lane] if requested and readable
+-- Reads at least one entry, if there is one. Writes nothing.
 local key, at, most, left, content = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 local stop = at + most - 1
 
@@ -14,7 +14,7 @@ local function number(row, from, bytes)
   return value
 end
 
--- Where a msgpack string, binary or nil ends; nil for anything else.
+-- Return where a msgpack string, binary or nil ends; nil for anything else.
 local function behind(row, from)
   local kind = string.byte(row, from)
   if kind == 0xc0 then return from + 1 end
@@ -50,7 +50,7 @@ while at <= stop and left > 0 do
     out[#out + 1] = row
   end
   at, left = at + #rows, left - bytes
-  -- Pieces of about 64 kB: what Lua holds at one time stays small, whatever the size of the entries.
+  -- Read pieces of about 64 kB, so that Lua holds little at a time, whatever the size of the entries.
   step = math.max(1, math.min(128, math.floor(65536 * #rows / math.max(1, bytes))))
 end
 return out

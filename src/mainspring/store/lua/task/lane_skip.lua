@@ -1,10 +1,10 @@
--- Give the failed head of a lane up: it becomes a dead letter, and its lane goes on when the owner finds it gone.
+-- Give up the failed head of a lane: it becomes a dead letter, and its lane resumes when the owner finds it gone.
 --
--- KEYS  n, slices, ids, dead, dead:t; s, f, x of the slice it stands in
--- ARGV  name, g, index, idh, its letter, time of its death in ms, its address as the index holds it
+-- KEYS  n, slices, ids, dead, dead:t; s, f, x of its slice
+-- ARGV  name, g, index, idh, its dead letter, time of its death in ms, its address as the index holds it
 -- returns 'ok' | 'too late' (it is being delivered) | 'gone' (it is not there any more)
--- keeps: one step, so there is never a moment without task and letter, or with both. Its id leaves the index: by that the
---   owner knows that nobody has to be waited for.
+-- keeps: one step, so there is never a moment without task and dead letter, or with both. Its id leaves the index: this
+--   shows the owner that the lane need not wait.
 local n, slices, ids, dead, dead_times, s, f, x = unpack(KEYS)
 local index, idh = ARGV[3], ARGV[4]
 if redis.call('HGET', ids, idh) ~= ARGV[7] then return 'gone' end

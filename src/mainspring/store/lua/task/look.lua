@@ -1,9 +1,9 @@
--- Look at one entry, all of it at one moment.
+-- Read one entry and its state, all at the same moment.
 --
 -- KEYS  slices, s, f, d, x, dead:t
 -- ARGV  name, index, idh
 -- returns {score of its slice, entry, fired, done, cancelled, time of its dead letter}
--- A put that was sent again stands in its slice more than once: then it is the first copy, or the mark that it left.
+-- A put that was sent again is in its slice more than once: then read the first copy, or the mark that it left.
 -- A transaction would do, but a full server refuses even one that only reads.
 local s, index = KEYS[2], tonumber(ARGV[2])
 local row = redis.call('LINDEX', s, index)

@@ -1,14 +1,14 @@
--- Put tasks that carry the caller's ids into one partition or several; an id that is known already is left alone.
+-- Put tasks that carry the caller's ids into one partition or several; an id that is already known is left alone.
 --
 -- KEYS  per partition: n, slices, ids, s of each place
 -- ARGV  partitions, then per partition: places, then per place: name, score, address prefix, count, then its entries
 -- returns per partition {{incarnation, index of the first new entry per place}, {position, address per entry whose id
 --   was known}}; positions count the partition's entries from 1, in the order given
 -- keeps: the index and the list change together, so a repeated request is one task.
--- Lua cannot spread more than some thousand values: the caller sends at most 2,000 entries to a partition.
+-- Lua can unpack only some thousand values: the caller sends at most 2,000 entries per partition.
 local k, a = 1, 2
 
--- The partition whose keys and arguments come next.
+-- Put into the partition whose keys and arguments come next.
 local function put()
   local n, slices, ids, places = KEYS[k], KEYS[k + 1], KEYS[k + 2], tonumber(ARGV[a])
   local idhs, from = {}, a

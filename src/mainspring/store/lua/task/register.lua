@@ -1,7 +1,7 @@
 -- Enter the ids of entries that were just appended into the index: the last step of a bulk put with ids.
 --
--- Runs in one transaction behind ZADD NX of the slices and RPUSH of the entries: entries that do not have to cross into
--- Lua cost a third less. An entry whose id is known already is taken out again before anybody can see it.
+-- Runs in one transaction after ZADD NX of the slices and RPUSH of the entries: entries that do not have to cross into
+-- Lua cost a third less. An entry whose id is already known is taken out again before any caller can see it.
 --
 -- KEYS  n, slices, ids, s of each place
 -- ARGV  the idhs of all entries, 16 bytes each, in the order of the places; then per place: name, address prefix, count
@@ -14,7 +14,7 @@ for i = 1, #ARGV[1] / 16 do idhs[i] = sub(ARGV[1], i * 16 - 15, i * 16) end
 local known = redis.call('HMGET', ids, unpack(idhs))
 local put, taken, pairs_, p, at = {}, {}, {}, 0, 0
 
--- Take the known ones among the last rows of a list out again; a slice that has nothing else goes with them.
+-- Take known ids out of the last rows of a list again; a slice that has no other rows is removed too.
 local function keep_new(s, name, first, count)
   local rows, new = redis.call('LRANGE', s, first, -1), {}
   for i = 1, count do

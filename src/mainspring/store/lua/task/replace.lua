@@ -1,10 +1,10 @@
--- Put a task in the place of another: replace, reschedule, or reuse of an id whose task is long finished.
+-- Put a task in the place of another: replace, reschedule, or reuse of an id whose task finished long ago.
 --
 -- KEYS  n, slices, ids, s of the new place, s f x of the old
 -- ARGV  mode, idh, expected index value ('' = none), new name, new score, new address prefix, new entry,
 --       old name, old g, old index
 --   mode 'move': the old task must be pending; it is tombstoned and points to the new place
---   mode 'anew': the old task is finished or under way and stays as it is
+--   mode 'anew': the old task is finished or in flight and stays as it is
 -- returns {status, incarnation, index}; status: ok | changed (the index holds another value, returned second)
 --   | cancelled | too late | gone
 -- keeps: one step, so there is never a moment with no task or with two.
@@ -27,7 +27,7 @@ end
 local incarnation = open_slice(slices, ARGV[4], ARGV[5])
 local index = redis.call('RPUSH', new_s, ARGV[7]) - 1
 local address = ARGV[6] .. struct.pack('>I3I4', incarnation, index)
--- The entry was written with the INDEXED flag, so its place is kept: handles to the old place find it by its id.
+-- The entry was written with the INDEXED flag, so its place is stored: handles to the old place find it by its id.
 redis.call('HSET', ids, idh, address)
 redis.call('HINCRBY', n, 'accepted', 1)
 if mode == 'move' then

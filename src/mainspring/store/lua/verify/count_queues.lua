@@ -1,9 +1,9 @@
--- Compare the counters of queued tasks with the places and streams, and set them if that is wanted.
+-- Compare the counters of queued tasks with the places and streams, and set them if requested.
 --
 -- KEYS  n, queued; the stream of each queue
 -- ARGV  1 to set them; then the name of each queue
--- returns {counted as queued, counted as of lanes, places, entries of all streams, 1 when the counters were set}
--- Only with so few tasks that it takes some milliseconds are the counters set.
+-- returns {counted as queued, counted as of lanes, places, entries of all streams, 1 if the counters were set}
+-- The counters are set only if the tasks are few enough to count within some milliseconds.
 local n, queued = KEYS[1], KEYS[2]
 local counters = redis.call('HMGET', n, 'queued', 'aside')
 local out = {tonumber(counters[1] or 0), tonumber(counters[2] or 0), redis.call('HLEN', queued), 0, 0}

@@ -1,4 +1,4 @@
--- Cut bits off that lie past the end of a slice's list: a task appended there would be born finished.
+-- Cut off bits past the end of a slice's list: a task appended there would look finished.
 --
 -- KEYS  slices, s, n, own, fence; f, d, x
 -- ARGV  name, score

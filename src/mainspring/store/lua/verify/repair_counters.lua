@@ -1,11 +1,11 @@
 -- Repair the counters of a partition.
 --
 -- KEYS  n
--- ARGV  the number of repairs when the counters were read, by how much `accepted` grows
--- returns 'changed' (something was repaired since: read again) or 'ok'
--- keeps: whatever is put, fired, finished or cancelled meanwhile changes both sides of the sum alike, so what was
---   missing then is missing now. Only another repair could have changed that, and repairs are counted. By how much
---   `accepted` falls is added to `written_off`: their sum never falls, so owners do not report a loss.
+-- ARGV  the number of repairs when the counters were read, the change of `accepted`
+-- returns 'changed' (another repair was made since: read again) or 'ok'
+-- keeps: tasks put, fired, finished or cancelled meanwhile change both sides of the sum alike, so tasks missing then are
+--   missing now. Only another repair could have changed that, and repairs are counted. The amount by which `accepted`
+--   falls is added to `written_off`: their sum never falls, so owners do not report a loss.
 local known = redis.call('HGET', KEYS[1], 'repairs') or '0'
 if known ~= ARGV[1] then return 'changed' end
 for _, name in ipairs({'accepted', 'queued', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'spilled', 'repairs', 'written_off'}) do

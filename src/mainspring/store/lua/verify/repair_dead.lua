@@ -1,8 +1,8 @@
--- Give a dead letter its time, or remove the time of one that has no record.
+-- Give a dead letter its time, or remove a time that has no record.
 --
 -- KEYS  dead, dead:t
 -- ARGV  idh, time in ms
--- returns 'changed' (all is well by now), 'dated' or 'removed'
+-- returns 'changed' (nothing is wrong by now), 'dated' or 'removed'
 -- keeps: a record is never removed.
 local there = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1
 local time = redis.call('ZSCORE', KEYS[2], ARGV[1])

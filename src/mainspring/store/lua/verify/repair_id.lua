@@ -1,9 +1,9 @@
--- Set right an entry of the index that does not lead to its task.
+-- Repair an entry of the index that does not lead to its task.
 --
 -- KEYS  slices, ids, s of the slice it names
 -- ARGV  idh, address as it was read, name of the slice, its end in ms; without a name the address cannot be read
--- returns 'changed' (it is another one by now, or fine), 'removed', or 'moved' (it leads to its task again)
--- keeps: a task is never touched; an entry goes only while it leads nowhere.
+-- returns 'changed' (another address by now, or no fault), 'removed', or 'moved' (it leads to its task again)
+-- keeps: a task is never touched; an entry is removed only while it leads nowhere.
 local slices, ids, s = KEYS[1], KEYS[2], KEYS[3]
 local idh, address, name = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HGET', ids, idh) ~= address then return 'changed' end

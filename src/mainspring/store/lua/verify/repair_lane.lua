@@ -1,10 +1,10 @@
--- Free a lane that waits for a task which is nowhere.
+-- Free a lane that waits for a task which does not exist.
 --
 -- KEYS  held, ids, own, fence
--- ARGV  lane, the head it waits for as it stands there, its idh, that id's address in the index ('' = none) when it was
+-- ARGV  lane, the head it waits for as stored, its idh, that id's address in the index ('' = none) when it was
 --         found missing
--- returns 'changed' (it waits for another one, or that one has a place again) or 'ok'
--- keeps: every retry registers its place, so as long as the index says the same the head has not come back. The owner
+-- returns 'changed' (it waits for another task, or its head has a place again) or 'ok'
+-- keeps: every retry registers its place, so as long as the index is unchanged the head has not come back. The owner
 --   holds the lane in memory, so it has to read again.
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 'changed' end
 if (redis.call('HGET', KEYS[2], ARGV[3]) or '') ~= ARGV[4] then return 'changed' end

@@ -1,9 +1,9 @@
--- Set right a task of a queue that is only in its stream, or only among the queued ones.
+-- Repair a task of a queue that is only in its stream, or only among the queued ones.
 --
 -- KEYS  queued; its stream; slices; s, d of the slice it came from; own, fence
 -- ARGV  idh, stream id, queue
 -- returns 'fine' (it has changed by now) | 'placed' | 'again' (it is fired, and handed off again by the owner)
---   | 'lost' (nothing is left of it)
+--   | 'lost' (its entry is gone)
 -- keeps: no entry of a stream or of a slice is removed.
 local queued, stream, slices, s, d, own, fence = unpack(KEYS, 1, 7)
 local idh, id = ARGV[1], ARGV[2]

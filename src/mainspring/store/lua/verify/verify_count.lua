@@ -1,10 +1,10 @@
--- Count what some slices of a partition hold, all of it at one moment.
+-- Count the tasks of some slices of a partition, all at the same moment.
 --
 -- KEYS  n, slices; s of each slice; f, d and x of each slice
--- ARGV  how many slices, their names
+-- ARGV  count, names of the slices
 -- returns {counters, live slices in all, score of each, length of each, {place among f, d, x of all; that bitmap ...}}
 --   counters: accepted, queued, done, cancelled, replaced, dead, retried, spilled, repairs
--- Looks at no entry: what is pending follows from the length of a list and the bits beside it. The caller bounds the
+-- Reads no entry: the number of pending tasks follows from the length of a list and its bits. The caller bounds the
 -- number of slices.
 local count = tonumber(ARGV[1])
 local scores, lengths, bitmaps, b = {}, {}, {}, 0

@@ -1,8 +1,8 @@
--- Of dead letters by idh: which have a record and no time, or a time and no record?
+-- Find dead letters, by idh, that have a record and no time, or a time and no record.
 --
 -- KEYS  dead, dead:t
--- ARGV  how many, their idhs
--- returns {position, 'record' | 'time' ...}: what there is of those that lack the other
+-- ARGV  count, their idhs
+-- returns {position, 'record' | 'time' ...}: the half that exists, for those that lack the other
 local count = tonumber(ARGV[1])
 local times = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 2, count + 1))
 local out = {}

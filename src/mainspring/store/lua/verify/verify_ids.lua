@@ -1,9 +1,9 @@
--- Look where entries of the index lead.
+-- Check where entries of the index lead.
 --
 -- KEYS  slices, ids; s of each slice they name
 -- ARGV  how many slices, how many ids, then per slice: name, its end in ms
 --       per id: idh, address as it was read, which of the slices (from 1)
--- returns {position, fault ...} of those that do not lead to their task; see _verify_id.lua
+-- returns {position, fault ...} of entries that do not lead to their task; see _verify_id.lua
 local slices, ids = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now_ms = math.floor(now_us() / 1000)
 local first = 2 + slices * 2

@@ -1,8 +1,8 @@
--- Of slices by name: which have keys although they are not live?
+-- Find slices, by name, that have keys although they are not live.
 --
 -- KEYS  slices; s, f, d and x of each
--- ARGV  how many, their names
--- returns {position, entries, bitmaps ...} of those that have keys and no place among the live slices
+-- ARGV  count, their names
+-- returns {position, entries, bitmaps ...} of slices that have keys but are not among the live slices
 local count = tonumber(ARGV[1])
 local out = {}
 local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, 2, count + 1))

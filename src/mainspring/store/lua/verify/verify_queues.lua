@@ -1,8 +1,8 @@
--- Do the tasks of a queue stand both in its stream and among the queued ones?
+-- Check that tasks of a queue are both in its stream and among the queued ones.
 --
 -- KEYS  queued; the stream of the queue
--- ARGV  how many, then per task: idh, stream id
--- returns {position, 'entry' | 'place' ...}: what there is of those that lack the other
+-- ARGV  count, then per task: idh, stream id
+-- returns {position, 'entry' | 'place' ...}: the half that exists, for those that lack the other
 local out = {}
 for i = 1, tonumber(ARGV[1]) do
   local idh, id = ARGV[i * 2], ARGV[i * 2 + 1]
