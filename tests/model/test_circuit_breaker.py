@@ -190,7 +190,7 @@ def test_a_policy_is_read_from_a_table_too() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("on", "'on' is no name=value"),
+        ("on", "'on' is not name=value"),
         ({"opn": "1s"}, "opn is not known of a breaker; there are failure_rate, min_calls, window"),
         ({"failure_rate": 2}, "failure_rate is 2.0; it must lie between 0.01 and 1"),
         ({"probes": "few"}, "probes: expected a number, not 'few'"),

@@ -29,11 +29,11 @@ def test_the_lane_policies_of_queues_are_read_and_written_the_same() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("perhaps", "mail: lane_policy: 'perhaps' is no policy of a lane; use one of block, skip, park"),
+        ("perhaps", "mail: lane_policy: 'perhaps' is not a lane policy; use one of block, skip, park"),
         ("skip 10m", "mail: lane_policy: 'skip 10m': only block has a longest time"),
         ("block 1ms", "mail: lane_policy: a lane blocks for 1 ms"),
-        (3, "mail: lane_policy: expected a text such as 'block 10m', 'skip' or 'park', not 3"),
-        (None, "mail: lane_policy: expected a text"),
+        (3, "mail: lane_policy: expected a string such as 'block 10m', 'skip' or 'park', not 3"),
+        (None, "mail: lane_policy: expected a string"),
     ],
 )
 def test_a_lane_policy_of_a_queue_that_makes_no_sense_is_refused(policy: object, message: str) -> None:

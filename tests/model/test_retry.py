@@ -48,7 +48,7 @@ def test_equal_jitter_waits_at_least_half(failed: int) -> None:
         ({"jitter": "some"}, "jitter is 'some'"),
         ({"jitter": "5 apples"}, "jitter"),
         ({"max_age_ms": 0}, "max_age_ms"),
-        ({"on": (RetryRule("429"), RetryRule("429", dead=True))}, "each for something else"),
+        ({"on": (RetryRule("429"), RetryRule("429", dead=True))}, "each for a different failure"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, int], why: str) -> None:

@@ -115,7 +115,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         ({"queue": "no spaces"}, "queue 'no spaces'"),
         ({"queue": "q", "name": "a/b"}, "the name of a handler is 'a/b'"),
         ({"queue": "q", "name": "b", "retries": -1}, "retries is -1"),
-        ({"queue": "q", "name": "b", "retry": "5 times"}, "retry '5 times': 'times' is no name=value"),
+        ({"queue": "q", "name": "b", "retry": "5 times"}, "retry '5 times': 'times' is not name=value"),
         ({"queue": "q", "name": "b", "retry": 5}, "retry is a int; give a RetryPolicy or a line such as"),
         ({"queue": "q", "name": "b", "timeout": "0s"}, "timeout is '0s'"),
         ({"queue": "q", "name": "b", "timeout": "soon"}, "timeout: 'soon' is not a delay"),
@@ -123,7 +123,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match=said):
             declare(**options)
-    with pytest.raises(InvalidInput, match="expected a list of texts"):
+    with pytest.raises(InvalidInput, match="expected a list of strings"):
         scheduler.command("sh", "ls -l")
     assert [work.target for work in scheduler.registry] == ["queue:q/work"]
 

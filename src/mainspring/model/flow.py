@@ -1,4 +1,4 @@
-"""Flow control: rates as people write them, and circuit breakers. Pure: the time is given.
+"""Flow control: rates as people write them, and circuit breakers. Pure: the caller passes the time.
 
 closed --too many failures--> open --its time is over--> half-open --probes succeed--> ramp --all is well--> closed
                                ^                            |                           |
@@ -20,16 +20,16 @@ from .times import delay_ms, delay_text
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|m|h|d)(?:\s+burst[ =](\d+))?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SMOOTH_S: Final = 0.1
-"""Without a burst given, so much of a rate may come at once."""
+"""Default burst: this many seconds' worth of the rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many a second on average, and `burst` at once after a pause."""
+    """At most `per_s` per second on average, and `burst` at once after a pause."""
 
     per_s: float
     burst: int = 0
-    """0 takes a tenth of a second's worth, one at least."""
+    """0 means a tenth of a second's worth, at least 1."""
 
     def __post_init__(self) -> None:
         if not 1 / 86_400 <= self.per_s <= 100_000_000:
@@ -39,7 +39,7 @@ class Rate:
 
     @classmethod
     def read(cls, value: object) -> "Rate":
-        """From a setting; a bare number is a second's."""
+        """Read a setting; a bare number is per second."""
         if isinstance(value, cls):
             return value
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -51,7 +51,7 @@ class Rate:
                 return cls(float(value))
             except ValueError:
                 pass
-        raise InvalidInput(f"rate: {value!r} is none; write '100/s', '30/m' or '1000/h burst 50'")
+        raise InvalidInput(f"rate: {value!r} is not a rate; write '100/s', '30/m' or '1000/h burst 50'")
 
     @property
     def at_once(self) -> int:
@@ -59,7 +59,7 @@ class Rate:
 
     @property
     def interval_us(self) -> float:
-        """Between two of them."""
+        """Microseconds between two permits."""
         return 1e6 / self.per_s
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Limit:
 
     rate: Rate | None = None
     concurrency: int | None = None
-    """At one time."""
+    """Tasks in flight at the same time."""
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and not 1 <= self.concurrency <= 1_000_000:
@@ -87,10 +87,10 @@ class Limit:
 BreakerState = Literal["closed", "open", "half-open", "ramp"]
 
 _BUCKETS: Final = 10
-"""The window slides in steps of a tenth."""
+"""Steps in which the window slides."""
 
 RAMP_FIRST: Final = 10.0
-"""Tasks a second at the start of a ramp; the rate doubles ten times until its end, and is free then."""
+"""Tasks per second at the start of a ramp; the rate doubles ten times until its end, and is unlimited then."""
 
 _DOUBLINGS: Final = 10
 
@@ -100,17 +100,17 @@ class BreakerPolicy:
     """When a breaker opens, and how it closes again."""
 
     failure_rate: float = 0.5
-    """Opens when so large a part of the calls in the window failed."""
+    """Share of failed calls in the window at which it opens."""
     min_calls: int = 20
-    """Fewer calls in the window say nothing."""
+    """Fewer calls than this in the window never open it."""
     window_ms: int = 30_000
     open_ms: int = 5_000
     """How long it stays open the first time; twice as long each time a probe fails."""
     max_open_ms: int = 300_000
     probes: int = 3
-    """Deliveries that must succeed, one and all, before it closes."""
+    """Deliveries that must all succeed before it closes."""
     ramp_ms: int = 30_000
-    """How long the backlog is let out at a growing rate before nothing bounds it; 0 lets it out at once."""
+    """How long the backlog is sent at a growing rate before the limit ends; 0 sends it at once."""
     off: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class BreakerPolicy:
 
     @classmethod
     def read(cls, value: object) -> "BreakerPolicy":
-        """From a table, `off`, or a line: `failure_rate=0.3 open=10s`."""
+        """Read a table, `off`, or a line: `failure_rate=0.3 open=10s`."""
         if value is False or value == "off":
             return cls(off=True)
         if isinstance(value, str):
@@ -137,7 +137,7 @@ class BreakerPolicy:
         return cls(**{known[name]: _read(known[name], one) for name, one in value.items()})
 
     def __str__(self) -> str:
-        """The line from which `read` makes this policy again."""
+        """Return the line from which `read` makes this policy again."""
         if self.off:
             return "off"
         shown = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "off")
@@ -160,7 +160,7 @@ _RANGES: Final = (
 def _pair(part: str) -> tuple[str, str]:
     name, given, value = part.partition("=")
     if not given:
-        raise InvalidInput(f"{part!r} is no name=value")
+        raise InvalidInput(f"{part!r} is not name=value")
     return name, value
 
 
@@ -174,7 +174,7 @@ def _read(field: str, value: Any) -> Any:
 
 
 IDLE_MS: Final = 600_000
-"""A breaker closes after so long without a task for its receiver, counted from when a probe could have been sent."""
+"""A breaker closes after this long without a task for its receiver, counted from when a probe could have been sent."""
 
 
 class Breaker:
@@ -184,11 +184,11 @@ class Breaker:
         self._policy = policy
         self.state: BreakerState = "closed"
         self.since_ms = 0
-        """When it came into its state."""
+        """When the breaker entered its state."""
         self.opened_ms = 0
-        """When it left the closed state the last time."""
+        """When the breaker last left the closed state."""
         self.next_ms = 0
-        """While open: when it is tried again."""
+        """When an open breaker probes again."""
         self._open_ms = policy.open_ms
         self._calls: deque[list[int]] = deque()
         """[start of the bucket, successes, failures]"""
@@ -197,7 +197,7 @@ class Breaker:
         self._allowance = 0.0
         self._allowed_at_ms = 0
 
-    # -- what happened ---------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------
 
     def record(self, done: int, failed: int, now_ms: int, *, refused: int = 0) -> BreakerState:
         """Record deliveries that succeeded, failed, or were refused for good; return the new state.
@@ -220,7 +220,7 @@ class Breaker:
                     self.opened_ms = self.opened_ms if longer else now_ms
                     self._open(now_ms, self._open_ms * 2 if longer else self._policy.open_ms)
             case "open":
-                pass  # begun before it opened: nothing new is known of the receiver
+                pass  # begun before it opened: says nothing new about the receiver
         return self.state
 
     def _count(self, done: int, failed: int, now_ms: int) -> None:
@@ -271,21 +271,21 @@ class Breaker:
             self.since_ms -= round(self._policy.ramp_ms * doublings / _DOUBLINGS)
 
     def _answered_per_s(self, now_ms: int) -> float:
-        """Successes a second in the window; 0 when they are fewer than probes would have to be."""
+        """Return the successes per second in the window; 0 if they are fewer than the required probes."""
         lately = [bucket for bucket in self._calls if bucket[0] > now_ms - self._policy.window_ms]
         done = sum(bucket[1] for bucket in lately)
         if done < self._policy.probes:
             return 0.0
         return done * 1000 / max(1_000, now_ms - lately[0][0])
 
-    # -- what may go out ---------------------------------------------------------------------------------------
+    # -- permits -------------------------------------------------------------------------------------------------
 
     def room(self, now_ms: int) -> float:
-        """How many more may leave now; infinite while it is closed."""
+        """Return how many more tasks may leave now; infinite while the breaker is closed."""
         if self.state == "open" and now_ms >= self.next_ms:
             self._enter("half-open", now_ms)
         if self.state == "half-open" and self._probes_out and now_ms >= self.next_ms:
-            self._probes_out = self._probes_done  # some were never heard of again
+            self._probes_out = self._probes_done  # the outcome of some probes was never reported
         if self.state == "ramp" and now_ms >= self.since_ms + self._policy.ramp_ms:
             self._enter("closed", now_ms)
         match self.state:
@@ -316,7 +316,7 @@ class Breaker:
     def rest(self, now_ms: int) -> bool:
         """Close if nothing was sent for long, or a ramp is over; return True if it closed.
 
-        Otherwise the breaker of a receiver that no task is for any more would stay open for ever.
+        Otherwise the breaker of a receiver without further tasks would stay open for ever.
         """
         if self.state == "ramp":
             rests = now_ms >= self.since_ms + self._policy.ramp_ms
@@ -330,11 +330,11 @@ class Breaker:
         rate = self.ramp_rate(now_ms)
         passed_s = max(0, now_ms - self._allowed_at_ms) / 1000
         self._allowed_at_ms = now_ms
-        # Never more at once than a tenth of a second's worth: it is a ramp, not a row of steps.
+        # Never more at once than a tenth of a second's worth, so that the rate grows smoothly.
         self._allowance = min(self._allowance + passed_s * rate, max(1.0, rate / 10))
         return self._allowance
 
     def ramp_rate(self, now_ms: int) -> float:
-        """Tasks a second at this moment of a ramp."""
+        """Return the tasks per second at this moment of a ramp."""
         part = min(1.0, (now_ms - self.since_ms) / max(1, self._policy.ramp_ms))
         return float(RAMP_FIRST * 2 ** (_DOUBLINGS * part))

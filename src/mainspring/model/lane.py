@@ -1,4 +1,4 @@
-"""Lanes: what blocks one, what becomes of one whose head fails, holds and pauses."""
+"""Lanes: the causes that block one, the policies for a failing head, holds, and pauses."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,39 +14,39 @@ from .targets.names import check_queue, known_scheme, queue_named
 from .times import delay_ms
 
 LaneState = Literal["retrying", "parked", "held", "returning", "flowing"]
-"""`retrying`: waits for the next attempt of its head. `parked`: stands still until somebody acts. `held`: a pause or a
-breaker holds it up. `returning`: it goes on, and what was held comes back. `flowing`: none of these."""
+"""`retrying`: waits for the next attempt of its head. `parked`: stalled until it is resumed by hand. `held`: stopped
+by a pause or a breaker. `returning`: resumed, and its held tasks come back. `flowing`: none of these."""
 
 
 class LaneInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that say nothing about this lane are None."""
+    """The state of a lane. Fields that do not apply to it are None."""
 
     lane: str
     state: LaneState
     partition: int
     since_ms: int | None = None
-    """Since when it stands still."""
+    """When the lane stalled."""
     behind: int | None = 0
-    """Tasks that were moved aside and wait in the lane's hold slice. None where nothing was: behind a head that is
-    tried again soon a few may wait where they were put, and these are not counted."""
+    """Tasks that were moved aside and wait in the lane's hold slice. None if none were: behind a head that is retried
+    soon a few may wait in the timeline, and these are not counted."""
     head_id: str | None = None
-    """The failed task it waits for."""
+    """The failed task that the lane waits for."""
     head_state: str | None = None
     attempts: int | None = None
-    """How often the head was tried."""
+    """Attempts at the head so far."""
     error: str | None = None
-    """What it said the last time."""
+    """Error of the last attempt."""
     next_ms: int | None = None
-    """When it is tried again."""
+    """When the head is tried again."""
     cause: str | None = None
-    """Of a held lane: what holds it up."""
+    """Why a held lane is held."""
     reason: str | None = None
     who: str | None = None
     until_ms: int | None = None
 
 
 LaneAnswer = Literal["ok", "too late", "no head", "gone"]
-"""`no head`: the lane waits for no failed task. `too late`: it is being delivered now. `gone`: it is over."""
+"""`no head`: the lane waits for no failed task. `too late`: the head is being delivered now. `gone`: it has ended."""
 
 
 OnFailure = Literal["block", "skip", "park"]
@@ -57,23 +57,24 @@ _LONGEST_MS: Final = 366 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class LanePolicy:
-    """`block`: the lane waits for the head's retries, up to `max_block_ms`, and is parked then. `skip`: it goes on, and
-    the head is tried again among those that follow. `park`: it stands still, head first, until somebody acts."""
+    """`block`: the lane waits for the head's retries, up to `max_block_ms`, and is then parked. `skip`: it continues,
+    and the head is retried among the tasks behind it. `park`: it stalls with its head first until it is resumed by
+    hand."""
 
     on_failure: OnFailure = "block"
     max_block_ms: int = MAX_BLOCK_MS
 
     def __post_init__(self) -> None:
         if self.on_failure not in CHOICES:
-            raise InvalidInput(f"{self.on_failure!r} is no policy of a lane; use one of {', '.join(CHOICES)}")
+            raise InvalidInput(f"{self.on_failure!r} is not a lane policy; use one of {', '.join(CHOICES)}")
         if not 1_000 <= self.max_block_ms <= _LONGEST_MS:
             raise InvalidInput(f"a lane blocks for {self.max_block_ms} ms; it must lie between 1s and 366 days")
 
     @classmethod
     def parse(cls, text: object) -> "LanePolicy":
-        """`block`, `block 10m`, `skip` or `park`."""
+        """Read `block`, `block 10m`, `skip` or `park`."""
         if not isinstance(text, str):
-            raise InvalidInput(f"expected a text such as 'block 10m', 'skip' or 'park', not {text!r}")
+            raise InvalidInput(f"expected a string such as 'block 10m', 'skip' or 'park', not {text!r}")
         word, _, longest = text.strip().partition(" ")
         if longest and word != "block":
             raise InvalidInput(f"{text!r}: only block has a longest time, as in 'block 10m'")
@@ -85,7 +86,7 @@ class LanePolicy:
 
 
 def read_lane_policy(table: Mapping[str, Any]) -> LanePolicy | None:
-    """The setting `lane_policy` of a named target or a queue; None where it has none."""
+    """Return the setting `lane_policy` of a named target or a queue; None if it is not set."""
     if "lane_policy" not in table:
         return None
     try:
@@ -95,7 +96,7 @@ def read_lane_policy(table: Mapping[str, Any]) -> LanePolicy | None:
 
 
 class LanePolicies:
-    """Which policy applies: that of the head's target, else that of its queue, else the node's."""
+    """The policy of a head: that of its target, otherwise that of its queue, otherwise the node's."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class LanePolicies:
     ) -> None:
         self.default = default
         self._by_target = dict(by_target or {})
-        """By targets as tasks name them, `target:<name>`."""
+        """By target as named in tasks, `target:<name>`."""
         self._by_queue = {} if by_queue is None else by_queue
         """Not copied: it changes with the settings of the namespace."""
         self._command_queues = dict(command_queues or {})
@@ -118,45 +119,45 @@ class LanePolicies:
         return self.default if queue is None else self.of_queue(queue)
 
     def of_queue(self, queue: str) -> LanePolicy:
-        """For workers: they know the queue that a job came from, and named targets do not lead to them."""
+        """Return a queue's policy, for workers: they know a job's queue, and named targets never lead to workers."""
         return self._by_queue.get(queue, self.default)
 
 
 LANE: Final = "lane:"
-"""Before the name of a lane: the key of the hold under which its tasks wait, whatever holds them up."""
+"""Prefix of a lane's name in the key of the hold under which its tasks wait, for any cause."""
 
 CATCH_UP: Final = "catch-up"
-"""The key of the hold of what is overdue and has to wait for its turn."""
+"""The key of the hold of overdue tasks that wait for their turn."""
 
 NO_SINK: Final = "no-sink"
 """The code of a hold whose target no sink of the node can deliver to."""
 
 BREAKER: Final = "breaker"
-"""The code of a hold whose receiver fails, or failed until a moment ago."""
+"""The code of a hold whose receiver is failing, or failed a moment ago."""
 
 RETRY: Final = "retry"
-"""A lane waits for the next attempt of its head."""
+"""Cause: the lane waits for the next attempt of its head."""
 
 PARKED: Final = "parked"
-"""A lane stands still until somebody acts."""
+"""Cause: the lane is stalled until it is resumed by hand."""
 
 
 class HoldRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a partition keeps of one of its holds, under the name of its slice."""
+    """A partition's record of one of its holds, stored under the name of its slice."""
 
     key: str
-    """`lane:<lane>`, or what the gate calls it that holds these tasks up."""
+    """`lane:<lane>`, or the key given by the gate that holds these tasks."""
     cause: str = ""
-    """`retry`, `parked`, or what the gate calls it."""
+    """`retry`, `parked`, or the key given by the gate."""
     since_ms: int = 0
     reason: str = ""
     who: str = ""
     until_ms: int | None = None
-    """When it ends by itself."""
+    """When the hold ends by itself."""
     ended_ms: int = 0
-    """Its slice is gone since then; the record is kept as long as the ids of its tasks."""
+    """When its slice was dropped; the record is kept as long as the ids of its tasks."""
     code: str = ""
-    """What holds these tasks up, in the words of `explain`: `breaker`, `rate-limited` and the like."""
+    """Why these tasks are held, as a code for `explain`: `breaker`, `rate-limited` and the like."""
 
     @property
     def lane(self) -> str | None:
@@ -167,7 +168,7 @@ class HoldRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, raw: bytes) -> "HoldRecord | None":
-        """None when it cannot be read: the slice's rows say all that is needed to go on."""
+        """Decode a record. None if it cannot be read: the slice's rows are enough to continue."""
         try:
             return _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -185,14 +186,14 @@ _KNOWN_TARGETS: Final = 4_096
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What stands still. A target that ends in `*` means all that begin so: `kafka:*`, `https://example.com/*`."""
+    """The tasks that a pause covers. A target ending in `*` is a prefix: `kafka:*`, `https://example.com/*`."""
 
     kind: PauseKind = "all"
     name: str = ""
 
     @classmethod
     def of(cls, target: str | None = None, queue: str | None = None, lane: str | None = None) -> "Scope":
-        """From what a caller gave: one of these, or none for everything."""
+        """Make a scope from a caller's arguments: one of these, or none for everything."""
         given = [
             (kind, name) for kind, name in (("target", target), ("queue", queue), ("lane", lane)) if name is not None
         ]
@@ -208,11 +209,11 @@ class Scope(msgspec.Struct, frozen=True):
         """Read the text of a scope again."""
         kind, _, name = text.partition(" ")
         if kind not in KINDS or (kind == "all") == bool(name):
-            raise InvalidInput(f"{text[:80]!r} says nothing that can be paused; use all, target …, queue … or lane …")
+            raise InvalidInput(f"{text[:80]!r} cannot be paused; use all, target …, queue … or lane …")
         if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
             raise InvalidInput(f"the name of a {kind} has at most {MAX_NAME_BYTES} bytes")
         if kind == "target" and not known_scheme(name.partition(":")[0]):
-            raise InvalidInput(f"target {name[:80]!r} has no known scheme; end it in * to mean all that begin so")
+            raise InvalidInput(f"target {name[:80]!r} has no known scheme; end it in * for a prefix")
         return cls(kind, name)  # type: ignore[arg-type]
 
     @property
@@ -222,7 +223,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Who paused what, since when, why, and until when."""
+    """A pause: what is paused, by whom, since when, why, and until when."""
 
     scope: Scope
     mode: Mode = "hold"
@@ -230,19 +231,19 @@ class Pause(msgspec.Struct, frozen=True):
     who: str = ""
     since_ms: int = 0
     until_ms: int | None = None
-    """When it ends by itself; None when somebody has to end it."""
+    """When the pause ends by itself; None if it must be ended by hand."""
 
     def check(self) -> "Pause":
         """Return the pause, or raise InvalidInput for a wrong mode or time."""
         if self.mode not in ("hold", "drop"):
             raise InvalidInput(f"mode is {self.mode!r}; use 'hold' or 'drop'")
         if self.scope.kind == "queue":
-            check_queue(self.scope.name)  # else it would be a pause of nothing
+            check_queue(self.scope.name)  # otherwise the pause could never apply
         for name in ("reason", "who"):
             if len(getattr(self, name)) > MAX_ERROR_CHARS:
                 raise InvalidInput(f"{name} has more than {MAX_ERROR_CHARS} characters")
         if self.until_ms is not None and self.until_ms <= self.since_ms:
-            raise InvalidInput("the pause would be over before it begins; give a time that lies ahead")
+            raise InvalidInput("the pause would be over before it begins; give a time in the future")
         return self
 
     def lasts(self, now_ms: int) -> bool:
@@ -251,12 +252,12 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Pauses:
-    """All pauses that last, ready to be asked what they hold up."""
+    """All current pauses, indexed to find the one that holds a task."""
 
     def __init__(
         self, pauses: Iterable[Pause] = (), now_ms: int = 0, commands: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """`commands` are those that have another queue than `commands`."""
+        """`commands` maps commands to their queues, except those in the queue `commands`."""
         self.by_scope = {one.scope.text: one for one in pauses if one.lasts(now_ms)}
         self._all = self.by_scope.get("all")
         self._prefixes = [
@@ -271,7 +272,7 @@ class Pauses:
         return bool(self.by_scope)
 
     def of_task(self, target: str, lane: str | None) -> Pause | None:
-        """The pause that holds up a task, the widest first."""
+        """Return the pause that holds a task, the widest first."""
         if self._all is not None:
             return self._all
         if target not in self._known:
@@ -291,5 +292,5 @@ class Pauses:
         return next((one for prefix, one in self._prefixes if target.startswith(prefix)), None)
 
     def of_queue(self, name: str) -> Pause | None:
-        """The pause because of which workers take nothing from a queue."""
+        """Return the pause that keeps workers from taking tasks from a queue."""
         return self._all or self.by_scope.get(f"queue {name}")

@@ -1,4 +1,4 @@
-"""When a failed delivery is tried again: rules, policies, their text form, and the worst case they allow."""
+"""When a failed delivery is retried: rules, policies, their text form, and the worst case they allow."""
 
 import random
 import re
@@ -20,13 +20,13 @@ _WORST_RANK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """`when` is a status (`429`), a range of them (`500-599`, `5xx`), or the name of an exception type."""
+    """A rule for one kind of failure. `when` is a status (`429`), a range (`500-599`, `5xx`), or an exception type."""
 
     when: str
     dead: bool = False
-    """No further attempt; otherwise try again, also where the sink would not."""
+    """Make no further attempt; otherwise retry, even if the sink would not."""
     wait_ms: int | None = None
-    """Instead of the policy's wait."""
+    """Wait to use instead of the policy's."""
 
     def __post_init__(self) -> None:
         _codes(self.when)
@@ -37,7 +37,7 @@ class RetryRule:
 
     @classmethod
     def read(cls, when: str, action: object) -> "RetryRule":
-        """From a setting: `dead`, `retry`, or `retry 30s`."""
+        """Read a setting: `dead`, `retry`, or `retry 30s`."""
         match re.split(r"[\s:]+", action.strip(), maxsplit=1) if isinstance(action, str) else ():
             case ["dead"]:
                 return cls(when, dead=True)
@@ -45,7 +45,7 @@ class RetryRule:
                 return cls(when)
             case ["retry", wait]:
                 return cls(when, wait_ms=delay_ms(wait, field=f"on {when}"))
-        raise InvalidInput(f"on {when}: {action!r} says nothing; write 'dead', 'retry' or 'retry 30s'")
+        raise InvalidInput(f"on {when}: {action!r} is not an action; write 'dead', 'retry' or 'retry 30s'")
 
     @property
     def action(self) -> str:
@@ -55,7 +55,7 @@ class RetryRule:
         return "retry" if self.wait_ms is None else f"retry:{delay_text(self.wait_ms)}"
 
     def rank(self, status: int | None, types: list[str]) -> int:
-        """How narrowly the rule fits, less is narrower; `_WORST_RANK` when it does not fit."""
+        """Return how narrowly the rule fits, less is narrower; `_WORST_RANK` if it does not fit."""
         codes = _codes(self.when)
         if codes is None:
             return types.index(self.when) if self.when in types else _WORST_RANK
@@ -63,7 +63,7 @@ class RetryRule:
 
 
 def rule_for(rules: Iterable[RetryRule], outcome: Retry | Dead) -> RetryRule | None:
-    """The narrowest rule for what happened: a status before a range, a type before the types it is made of."""
+    """Return the narrowest rule for an outcome: a status before a range, a type before its base types."""
     if not rules:
         return None
     status = None if outcome.response is None else outcome.response.status
@@ -73,7 +73,7 @@ def rule_for(rules: Iterable[RetryRule], outcome: Retry | Dead) -> RetryRule | N
 
 
 def _names(error: BaseException | None) -> list[str]:
-    """Plain and full names of an error's types, the nearest first."""
+    """Return plain and full names of an error's types, the most derived first."""
     if error is None:
         return []
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
@@ -81,12 +81,12 @@ def _names(error: BaseException | None) -> list[str]:
 
 
 def _codes(when: str) -> range | None:
-    """The statuses meant; None for the name of a type."""
+    """Return the statuses that a rule covers; None for the name of a type."""
     found = _CODES.fullmatch(when)
     if found is None:
         if not _TYPE.fullmatch(when):
             raise InvalidInput(
-                f"on {when!r}: give a status such as '429', some such as '5xx' or '400-499', or the name of an error"
+                f"on {when!r}: give a status such as '429', a range such as '5xx' or '400-499', or the name of an error"
             )
         return None
     hundred, first, last = found.groups()
@@ -99,7 +99,7 @@ def _codes(when: str) -> range | None:
 
 
 Jitter = str
-"""`full`, `equal`, `none`, or a duration such as `500ms` of which up to all is added to each wait."""
+"""`full`, `equal`, `none`, or a duration such as `500ms`, of which a random part is added to each wait."""
 
 MAX_ATTEMPTS: Final = 10_000
 MAX_WAIT_MS: Final = 366 * 86_400_000
@@ -112,7 +112,7 @@ class RetryPolicy:
     """Exponential backoff: after the n-th failure wait up to `base_ms * factor**(n - 1)`, never over `cap_ms`."""
 
     max_attempts: int = 6
-    """The first one included."""
+    """Including the first attempt."""
     base_ms: int = 1_000
     factor: float = 2.0
     cap_ms: int = 300_000
@@ -120,7 +120,7 @@ class RetryPolicy:
     max_age_ms: int | None = None
     """No attempt begins later than this after the original due time."""
     on: tuple[RetryRule, ...] = ()
-    """What certain failures mean; of several rules that fit the narrowest counts."""
+    """Rules for certain failures; the narrowest that fits applies."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
@@ -135,11 +135,11 @@ class RetryPolicy:
         if self.max_age_ms is not None and not 1 <= self.max_age_ms <= MAX_WAIT_MS:
             raise InvalidInput(f"max_age_ms is {self.max_age_ms}; it must be at least 1, and a year at most")
         if len(self.on) > MAX_RULES or len({rule.when for rule in self.on}) < len(self.on):
-            raise InvalidInput(f"on: at most {MAX_RULES} rules, each for something else")
+            raise InvalidInput(f"on: at most {MAX_RULES} rules, each for a different failure")
 
     @classmethod
     def of(cls, **settings: Any) -> "RetryPolicy":
-        """As settings have it: `RetryPolicy.of(max_attempts=5, base="200ms", on={"429": "retry 30s", "4xx": "dead"})`.
+        """Make a policy from settings: `RetryPolicy.of(max_attempts=5, base="200ms", on={"429": "retry 30s"})`.
 
         `retries=5` may stand for `max_attempts=6`.
         """
@@ -148,28 +148,28 @@ class RetryPolicy:
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> "RetryPolicy":
-        """From a table such as `[targets.<name>.retry]`."""
+        """Read a table such as `[targets.<name>.retry]`."""
 
         return read_policy(settings)
 
     @classmethod
     def parse(cls, text: str) -> "RetryPolicy":
-        """From one line: `5 base=200ms jitter=full 429=retry:30s 4xx=dead`."""
+        """Read one line: `5 base=200ms jitter=full 429=retry:30s 4xx=dead`."""
 
         return parse_policy(text)
 
     def __str__(self) -> str:
-        """The line from which `parse` makes this policy again; what has its default is left out."""
+        """Return the line from which `parse` makes this policy again, without settings that have their default."""
 
         return policy_text(self)
 
     def backoff_ms(self, failed_attempts: int) -> int:
-        """The wait after the n-th failure before jitter."""
+        """Return the wait after the n-th failure, before jitter."""
         # The exponent is bounded: 2.0 ** 5000 overflows a float.
         return int(min(self.cap_ms, self.base_ms * self.factor ** min(failed_attempts - 1, 64)))
 
     def wait_ms(self, failed_attempts: int) -> int | None:
-        """How long to wait after the n-th failure; None when there is no further attempt."""
+        """Return the wait after the n-th failure; None if there is no further attempt."""
         if failed_attempts >= self.max_attempts:
             return None
         whole = self.backoff_ms(failed_attempts)
@@ -180,7 +180,8 @@ class RetryPolicy:
         return whole + random.randint(0, added_ms(self.jitter))
 
     def worst_case_ms(self, timeout_ms: int = 0) -> int:
-        """How long one task may take when every attempt takes `timeout_ms` and fails, and every wait is the longest."""
+        """Return how long one task may take if every attempt takes `timeout_ms` and fails, and every wait is the
+        longest."""
 
         return worst_case(self, timeout_ms).ms
 
@@ -192,7 +193,7 @@ class RetryPolicy:
 
 @lru_cache(maxsize=1024)
 def added_ms(jitter: Jitter) -> int:
-    """What jitter adds to a wait at most; refuses what is no jitter."""
+    """Return the most that jitter adds to a wait; refuse an invalid jitter."""
     if jitter in _WORDS:
         return 0
     if jitter[:1].isdigit() and (ms := delay_ms(jitter, field="jitter")) <= MAX_WAIT_MS:
@@ -201,7 +202,7 @@ def added_ms(jitter: Jitter) -> int:
 
 
 class RetryWait(NamedTuple):
-    """Another attempt, so much later."""
+    """Decision for another attempt after this wait."""
 
     ms: int
 
@@ -213,8 +214,8 @@ class GiveUp(NamedTuple):
 
 
 def in_time_ms(wait_ms: int, expires_ms: int | None, now_ms: int) -> int:
-    """A wait, but not beyond the moment at which the task has expired: it is recorded as such then, and those behind it
-    in its lane wait no longer."""
+    """Return the wait, cut where the task expires: expiry is then recorded at once, and the tasks behind it in its lane
+    wait no longer."""
     return wait_ms if expires_ms is None else min(wait_ms, max(0, expires_ms + 1 - now_ms))
 
 
@@ -226,10 +227,10 @@ def decide(
     now_ms: int,
     expires_ms: int | None = None,
 ) -> RetryWait | GiveUp:
-    """What becomes of a task whose `attempt`-th attempt failed.
+    """Decide about a task whose `attempt`-th attempt failed.
 
-    A time that the target named (`Retry(after_ms=…)`) goes before the wait of a rule, and that before the policy's. An
-    `untried` outcome is no failed attempt, and is not to be asked about here.
+    A time that the target named (`Retry(after_ms=…)`) takes precedence over the wait of a rule, and that over the
+    policy's. An `untried` outcome is not a failed attempt and must not be passed here.
     """
     rule = rule_for(policy.on, outcome)
     if rule.dead if rule is not None else isinstance(outcome, Dead):
@@ -250,7 +251,8 @@ MAX_TEXT_BYTES: Final = 1024
 
 
 def read_policy(table: Mapping[str, Any]) -> RetryPolicy:
-    """The policy a table describes; what it leaves out has its default. What is wrong or unknown is named."""
+    """Return the policy that a table describes, with defaults for missing settings; errors name wrong or unknown
+    ones."""
     if not isinstance(table, Mapping):
         raise InvalidInput(f"expected a table of settings, not {type(table).__name__}")
     check_known(table, _FIELDS, "a retry policy")
@@ -265,8 +267,8 @@ def read_policy(table: Mapping[str, Any]) -> RetryPolicy:
 
 @lru_cache(maxsize=4096)
 def parse_policy(text: str) -> RetryPolicy:
-    """A policy in one line: settings `name=value` and rules `429=retry:30s` with spaces between; a bare number counts
-    attempts."""
+    """Read a policy in one line: settings `name=value` and rules `429=retry:30s` separated by spaces; a bare number is
+    the number of attempts."""
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InvalidInput(f"a retry policy has at most {MAX_TEXT_BYTES} bytes")
     table: dict[str, Any] = {}
@@ -274,7 +276,7 @@ def parse_policy(text: str) -> RetryPolicy:
     for part in text.replace(",", " ").split():
         name, given, value = ("max_attempts", "=", part) if part.isdigit() else part.partition("=")
         if not given:
-            raise InvalidInput(f"retry {text[:80]!r}: {part!r} is no name=value")
+            raise InvalidInput(f"retry {text[:80]!r}: {part!r} is not name=value")
         if not value.startswith(("retry", "dead")):
             check_known([name], _FIELDS, "a retry policy", ", and rules such as 429=retry:30s")
         into = table if name in _FIELDS else rules
@@ -285,12 +287,12 @@ def parse_policy(text: str) -> RetryPolicy:
 
 
 def read_retry(value: object) -> RetryPolicy:
-    """A table, or one line."""
+    """Read a table, or one line."""
     return parse_policy(value) if isinstance(value, str) else read_policy(cast("Mapping[str, Any]", value))
 
 
 def retry_line(retry: RetryPolicy | str) -> str:
-    """What an entry keeps of a task's own policy; refuses what is none."""
+    """Return the text of a task's own policy for its entry; refuse an invalid policy."""
     if isinstance(retry, str):
         return policy_text(parse_policy(retry))
     if not isinstance(retry, RetryPolicy):
@@ -318,7 +320,7 @@ def policy_line(retries: int | None, retry: RetryPolicy | str | None) -> str | N
 
 
 def policy_text(policy: RetryPolicy) -> str:
-    """The shortest line that says this policy."""
+    """Return the shortest line for this policy."""
     parts = [str(policy.max_attempts)]
     if policy.base_ms != _DEFAULT.base_ms:
         parts.append(f"base={delay_text(policy.base_ms)}")
@@ -334,7 +336,7 @@ def policy_text(policy: RetryPolicy) -> str:
 
 
 def policy_table(policy: RetryPolicy) -> dict[str, Any]:
-    """The table from which `read_policy` makes this policy again."""
+    """Return the table from which `read_policy` makes this policy again."""
     table: dict[str, Any] = {
         "max_attempts": policy.max_attempts,
         "base": delay_text(policy.base_ms),
@@ -348,7 +350,7 @@ def policy_table(policy: RetryPolicy) -> dict[str, Any]:
 
 
 def read_rules(name: str, value: object) -> tuple[RetryRule, ...]:
-    """A table of rules, or the same as a text: `429=retry:30s 4xx=dead`."""
+    """Read a table of rules, or the same as a string: `429=retry:30s 4xx=dead`."""
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.replace(",", " ").split()]
         value = {when: action for when, _, action in pairs}
@@ -375,7 +377,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _ms(name: str, value: object) -> int:
-    # A bare number is refused: seconds and milliseconds are too easily mistaken for each other.
+    # Refuse a bare number: seconds and milliseconds are too easily confused.
     if isinstance(value, (int, float)):
         raise InvalidInput(f"{name}: expected a duration with its unit such as '5s', not {value!r}")
     return delay_ms(value, field=name)  # type: ignore[arg-type]  # it refuses what is neither text nor timedelta
@@ -407,16 +409,16 @@ class WorstCase(NamedTuple):
 
 
 def worst_case(policy: RetryPolicy, timeout_ms: int = 0) -> WorstCase:
-    """`timeout_ms` is how long an attempt takes at most; 0 leaves the attempts out and sums up the waits.
+    """Return the longest run. `timeout_ms` limits each attempt; with 0 only the waits are added.
 
-    A time that a target names (`Retry-After`) is not known before: it can make a run longer, up to `max_age`.
+    A time that a target names (`Retry-After`) is unknown in advance: it can make a run longer, up to `max_age`.
     """
     if timeout_ms < 0:
         raise InvalidInput(f"the timeout is {timeout_ms} ms; it must not be negative")
     retries = policy.max_attempts - 1
     longest_rule_ms = max((rule.wait_ms or 0 for rule in policy.on), default=0)
     added = added_ms(policy.jitter)
-    # A rule's wait has no jitter: whichever is longer counts.
+    # A rule's wait has no jitter: the longer of the two counts.
     waits = [policy.backoff_ms(failed) for failed in range(1, policy.max_attempts)]
     plain = [wait if wait + added >= longest_rule_ms else longest_rule_ms for wait in waits]
     jittered = sum(wait + added >= longest_rule_ms for wait in waits) if added else 0
@@ -448,7 +450,7 @@ def _times(count: int, ms: int) -> str:
 
 
 class Policies:
-    """The nearest policy wins, as a whole: what it leaves out has its default, not what a farther one says."""
+    """The retry policies of a node. The nearest one applies as a whole: its missing settings have their defaults."""
 
     def __init__(
         self,
@@ -458,16 +460,17 @@ class Policies:
     ) -> None:
         self.default = default
         self._by_target = dict(by_target or {})
-        """By targets as tasks name them, `target:<name>`."""
+        """By target as named in tasks, `target:<name>`."""
         self._by_queue = dict(by_queue or {})
 
     def of(self, body: Body, nearer: RetryPolicy | None = None, queue: str | None = None) -> RetryPolicy:
-        """`nearer` is what the code at hand says, the policy of a handler. A task's own goes before it."""
+        """Return the policy of a task: its own, otherwise `nearer` (the handler's), otherwise those of queue and
+        target."""
         if body.retry is not None:
             try:
                 return RetryPolicy.parse(body.retry)
             except InvalidInput:
-                # Written by a newer version, or by hand: the task is not lost for it, the next policy counts.
+                # Written by a newer version, or by hand: do not lose the task, use the next policy.
                 pass
         if nearer is None and queue is not None:
             nearer = self._by_queue.get(queue)

@@ -227,7 +227,7 @@ def test_what_comes_only_in_some_years_is_accepted(text: str) -> None:
         ("", "0 fields"),
         ("* * * *", "4 fields"),
         ("0 0 1 1 * 2027 x", "7 fields; give 5 (minute, hour, day of month, month, day of week) or 6 (second first)"),
-        ("@reboot", "unknown alias; there are @yearly"),
+        ("@reboot", "unknown alias; use @yearly"),
         ("@", "unknown alias"),
         ("1," * 600 + "1 * * * *", "at most 1000"),
     ],

@@ -50,14 +50,14 @@ def test_what_is_written_is_read_again() -> None:
     ("table", "said"),
     [
         ({}, "argv is missing"),
-        ({"argv": "rm -rf /"}, "expected a list of texts, not 'rm -rf /': a command is never a line for a shell"),
+        ({"argv": "rm -rf /"}, "expected a list of strings, not 'rm -rf /': a command is never a line for a shell"),
         ({"argv": []}, "the program first"),
         ({"argv": [""]}, "the program first"),
-        ({"argv": ["a", 1]}, "1 is none"),
+        ({"argv": ["a", 1]}, "1 is not a string"),
         ({"argv": ["a\0b"]}, "the program first"),
         ({"argv": ["a"], "shell": True}, "shell is not known of a command; there are argv"),
-        ({"argv": ["a"], "env": {"A=B": "c"}}, "no variable"),
-        ({"argv": ["a"], "env": {"A": 1}}, "expected texts"),
+        ({"argv": ["a"], "env": {"A=B": "c"}}, "not a variable"),
+        ({"argv": ["a"], "env": {"A": 1}}, "expected strings"),
         ({"argv": ["a"], "timeout": 30}, "with its unit"),
         ({"argv": ["a"], "timeout": "0s"}, "timeout is 0"),
         ({"argv": ["a"], "output_bytes": 10**9}, "between 0 and 65536"),
@@ -74,7 +74,7 @@ def test_a_wrong_command_is_named_with_what_is_wrong(table: object, said: str) -
 def test_a_wrong_setting_names_its_command(tmp_path: Path) -> None:
     file = tmp_path / "mainspring.toml"
     file.write_text("[commands.backup]\nargv = 'ls -l'\n")
-    with pytest.raises(ConfigError, match="commands: backup: argv: expected a list of texts"):
+    with pytest.raises(ConfigError, match="commands: backup: argv: expected a list of strings"):
         Config.load({"config": str(file)}, {})
 
 

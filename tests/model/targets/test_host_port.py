@@ -21,7 +21,7 @@ def test_host_and_port_are_told_apart_and_written_again(text: str, host: str, po
     "text", ["9100", ":9100", "localhost", "localhost:", "localhost:65536", "localhost:x", "::1:9100"]
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"no address to listen on; .*9100"):
+    with pytest.raises(InvalidInput, match=r"not an address to listen on; .*9100"):
         HostPort.parse(text)
-    with pytest.raises(ConfigError, match=r"no address to listen on; .*9100"):
+    with pytest.raises(ConfigError, match=r"not an address to listen on; .*9100"):
         Config(worker_listen=text)

@@ -1,1 +1,1 @@
-"""Schedules: cron and intervals, time zones, definitions, and the chain of runs. Pure: the instant is given."""
+"""Schedules: cron and intervals, time zones, definitions, and the chain of runs. Pure: the caller passes the time."""

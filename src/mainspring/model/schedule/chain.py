@@ -1,6 +1,6 @@
-"""The chain of a schedule: one planned occurrence at a time, and how it moves on. Pure: the instant is given.
+"""The chain of a schedule: one planned occurrence at a time, and how the chain advances. Pure: the time is passed in.
 
-Whoever begins an occurrence puts the following one in the same step. What the step writes is decided here."""
+The step that begins an occurrence also puts the following one. This module decides what that step writes."""
 
 from struct import Struct
 from typing import Final
@@ -21,18 +21,18 @@ NOBODY: Final = bytes(IDH_BYTES)
 
 
 class NotRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Planned times in a row that did not run, and why: missed, overlap, paused, cancelled, lost."""
+    """Consecutive planned times that did not run, and why: missed, overlap, paused, cancelled, lost."""
 
     from_ms: int
     to_ms: int
     count: int
     reason: str
     runs: int = 0
-    """Runs made before: what follows for the same reason without a run between belongs to it."""
+    """Number of runs before. Times skipped for the same reason without a run in between join this entry."""
 
 
 class PastRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run that is over."""
+    """A finished run."""
 
     planned_ms: int
     began_ms: int
@@ -44,10 +44,10 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
     "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
     "cuts": "c", "rested_ms": "e", "behind_ms": "u",
 }):  # fmt: skip
-    """What the chain remembers of itself."""
+    """The history that a chain stores about itself."""
 
     last: bytes = b""
-    """Hash of the id of the last run; empty: it never ran."""
+    """Hash of the id of the last run; empty if there was none."""
     last_ms: int = 0
     began_ms: int = 0
     runs: int = 0
@@ -55,13 +55,13 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
     recent: tuple[NotRun, ...] = ()
     history: tuple[PastRun, ...] = ()
     cuts: tuple[tuple[int, int], ...] = ()
-    """(after, until] of planned times that are counted, and left out when their turn comes: they found the buffer
-    full, or somebody has cancelled them ahead of their time."""
+    """(after, until] ranges of planned times that are already counted and are skipped in their turn: they exceeded the
+    buffer, or were cancelled early."""
     rested_ms: int = 0
     """End of the last pause that ended by itself and whose planned times are counted."""
     behind_ms: int = 0
-    """Planned times up to here were due before the run before them began: they wait for their turn, whatever the rule
-    for overlaps is, for nothing ran when they were due."""
+    """Planned times up to here came due before the previous run began: they wait for their turn whatever the overlap
+    rule, because nothing ran when they came due."""
 
     @property
     def last_is_over(self) -> bool:
@@ -71,18 +71,18 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
         return planned_ms <= self.behind_ms
 
     def with_run(self, run: PastRun) -> "ChainMemory":
-        """Note how the last run ended; said twice it is the same."""
+        """Note how the last run ended; repeating it changes nothing."""
         if self.history and self.history[-1].planned_ms >= run.planned_ms:
             return self
         return replace(self, history=(*self.history, run)[-RUNS_KEPT:])
 
     def called_off(self, planned_ms: int, reason: str) -> "ChainMemory":
-        """Note one planned time that does not run, and that no edit or pause brings back."""
+        """Note a planned time that does not run, and that no edit or pause brings back."""
         state = self.without(NotRun(planned_ms, planned_ms, 1, reason))
         return replace(state, cuts=(*state.cuts, (planned_ms - 1, planned_ms))[-CUTS_KEPT:])
 
     def passing_by(self, after_ms: int, until_ms: int) -> "ChainMemory":
-        """Leave out planned times that somebody else has put, uncounted: they run."""
+        """Skip planned times that a backfill has put, without counting them as not run."""
         kept = (cut for cut in self.cuts if not after_ms <= cut[0] <= cut[1] <= until_ms)
         return replace(self, cuts=(*kept, (after_ms, until_ms))[-CUTS_KEPT:])
 
@@ -90,7 +90,7 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
         return next((cut for cut in self.cuts if cut[0] < planned_ms <= cut[1]), None)
 
     def with_cuts_from(self, from_ms: int) -> "ChainMemory":
-        """Without those that nothing will come to any more."""
+        """Drop cuts that end before this time: no planned time can fall into them any more."""
         if not self.cuts:
             return self  # nearly always
         kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
@@ -110,7 +110,7 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
 
 
 class ChainState(msgspec.Struct, frozen=True, gc=False):
-    """Where a chain stands: the one planned occurrence (`planned_ms` 0: none), and its memory."""
+    """State of a chain: its planned occurrence (`planned_ms` 0: none), and its memory."""
 
     generation: int
     planned_ms: int
@@ -119,7 +119,7 @@ class ChainState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def claim(self) -> bytes:
-        """What an occurrence must still find to move the chain: 12 bytes, compared by scripts."""
+        """The 12 bytes by which scripts check that the chain is unchanged before an occurrence advances it."""
         return _CLAIM.pack(self.generation, self.planned_ms)
 
     def pack(self) -> bytes:
@@ -136,26 +136,26 @@ _decode: Final = msgspec.msgpack.Decoder(ChainMemory).decode
 
 
 def link_to(definition: Definition, planned_ms: int | None, state: ChainMemory) -> ChainState:
-    """The chain with this occurrence planned; None: with none any more."""
+    """Return the chain with this occurrence planned; None plans no further one."""
     if planned_ms is None:
         return ChainState(definition.generation, 0, NOBODY, state)
     return ChainState(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
 
 
-# -- the chain moves on ---------------------------------------------------------------------------------------------
+# -- advancing the chain --------------------------------------------------------------------------------------------
 
 
 def after_begin(
     definition: Definition, link: ChainState, now_ms: int, *, waited: bool = False
 ) -> tuple[int | None, ChainMemory]:
-    """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
+    """Return the next planned time after this begins. `waited`: it waited until the previous run was over."""
     state = _after_rest(definition, link)
     state = replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
     state = state.with_cuts_from(link.planned_ms)
     next_ms = _uncut(definition, state, link.planned_ms)
     if waited and next_ms is not None and next_ms <= now_ms:
         next_ms, state = _after_wait(definition, state, next_ms, now_ms)
-    elif not state.is_behind(link.planned_ms):  # once: what comes due from here on may find a run that goes on
+    elif not state.is_behind(link.planned_ms):  # once: later times may find a run in progress
         is_late = next_ms is not None and next_ms <= now_ms and definition.due_ms(next_ms) <= now_ms
         if is_late or state.behind_ms:
             state = replace(state, behind_ms=now_ms if is_late else 0)
@@ -165,7 +165,7 @@ def after_begin(
 
 
 def _uncut(definition: Definition, state: ChainMemory, after_ms: int) -> int | None:
-    """The first planned time that is not left out."""
+    """Return the first planned time that is not cut."""
     next_ms = definition.slots.after(after_ms)
     while state.cuts and next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
         next_ms = definition.slots.after(cut[1])
@@ -173,7 +173,7 @@ def _uncut(definition: Definition, state: ChainMemory, after_ms: int) -> int | N
 
 
 def _count(definition: Definition, state: ChainMemory, from_ms: int, to_ms: int) -> int:
-    """Planned times in [from_ms, to_ms] that are not counted yet."""
+    """Return the number of planned times in [from_ms, to_ms] that are not counted yet."""
     count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
     for low_ms, high_ms in state.cuts:
         first_ms, last_ms = max(from_ms, low_ms + 1), min(to_ms, high_ms)
@@ -184,7 +184,7 @@ def _count(definition: Definition, state: ChainMemory, from_ms: int, to_ms: int)
 def _after_wait(
     definition: Definition, state: ChainMemory, next_ms: int, now_ms: int
 ) -> tuple[int | None, ChainMemory]:
-    """Other planned times have passed meanwhile: as many as the rule allows wait in turn, the rest is left out."""
+    """Handle times that passed during the wait: as many as the rule allows wait in turn, the rest is skipped."""
     rule = definition.overlap_rule
     kept = rule.most - 1 if rule.word == "buffer_all" else 0
     last_ms, at_ms = None, _uncut(definition, state, next_ms - 1)
@@ -201,7 +201,7 @@ def _after_wait(
 
 
 def overlapped_until(definition: Definition, link: ChainState) -> int | None:
-    """When the run before ended, if it was still going on when this occurrence came due and the rule is to skip."""
+    """Return when the previous run ended, if it was in progress when this came due and the rule is to skip."""
     state = link.state
     if definition.overlap_rule.word != "skip" or not state.history or not state.last_is_over:
         return None
@@ -212,13 +212,13 @@ def overlapped_until(definition: Definition, link: ChainState) -> int | None:
 
 
 def after_overlap(definition: Definition, link: ChainState, until_ms: int) -> tuple[int | None, ChainMemory]:
-    """The run before went on until then, at least: leave out this one and all others that came due by then.
+    """Skip this occurrence and all others that came due by `until_ms`: the previous run lasted at least until then.
 
-    One at a time, a schedule whose times follow each other faster than they can be skipped would fall behind.
+    Skipping one at a time, a schedule with very frequent times would fall behind.
     """
     state, planned_ms = _after_rest(definition, link), link.planned_ms
     next_ms = _uncut(definition, state, planned_ms)
-    until_ms -= definition.jitter_ms + definition.spread_ms  # what may come due later is not left out
+    until_ms -= definition.jitter_ms + definition.spread_ms  # a time that may come due later is kept
     if next_ms is None or next_ms > until_ms or definition.slots.one_by_one:
         return next_ms, state.without(NotRun(planned_ms, planned_ms, 1, "overlap"))
     left_out = NotRun(planned_ms, until_ms, _count(definition, state, planned_ms, until_ms), "overlap")
@@ -226,17 +226,17 @@ def after_overlap(definition: Definition, link: ChainState, until_ms: int) -> tu
 
 
 def after_misfire(definition: Definition, link: ChainState, now_ms: int) -> tuple[int | None, ChainMemory] | None:
-    """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
+    """Return the plan to use instead if the occurrence was missed because no node ran; None to run it."""
     rule, planned_ms, state = definition.misfire_rule, link.planned_ms, link.state
     if definition.slots.one_by_one:
         if rule.word != "skip":
-            return None  # no other was planned
+            return None  # no other time was planned
         missed = NotRun(planned_ms, planned_ms, 1, "missed")
         return _uncut(definition, state, now_ms), _after_rest(definition, link).without(missed)
     if rule.word == "skip":
         next_ms = _uncut(definition, state, max(planned_ms, now_ms - definition.grace_ms) - 1)
         if next_ms == planned_ms:
-            return None  # it is not late
+            return None  # not late
         until_ms = now_ms if next_ms is None else min(now_ms, next_ms - 1)
     else:
         next_ms = _kept_of_missed(definition, state, planned_ms, now_ms, 1 if rule.word == "coalesce" else rule.most)
@@ -248,7 +248,7 @@ def after_misfire(definition: Definition, link: ChainState, now_ms: int) -> tupl
 
 
 def _kept_of_missed(definition: Definition, state: ChainMemory, planned_ms: int, now_ms: int, kept: int) -> int | None:
-    """The first of the newest so many that were missed and are not left out."""
+    """Return the first of the newest `kept` missed times that is not cut."""
     if kept > 1:
         next_ms = definition.slots.last(kept, planned_ms, now_ms)
         return None if next_ms is None else _uncut(definition, state, next_ms - 1)
@@ -263,14 +263,14 @@ def after_loss(definition: Definition, link: ChainState, now_ms: int, reason: st
     state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
     state = state.called_off(link.planned_ms, reason)
     next_ms = _uncut(definition, state, link.planned_ms)
-    # One that waits for the run before it was cancelled: those behind it wait in its place.
+    # The cancelled one was waiting for the previous run: those behind it wait in its place.
     if reason == "cancelled" and next_ms is not None and not state.last_is_over and definition.overlap != "allow":
         return next_ms, state
     return from_here(definition, link.planned_ms, now_ms, state)
 
 
 def _after_rest(definition: Definition, link: ChainState) -> ChainMemory:
-    """Count, once, the runs that fell into a pause that has ended before this occurrence."""
+    """Count, once, the runs that fell into a pause that ended before this occurrence."""
     pause, state = definition.paused, link.state
     if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
         return state
@@ -290,9 +290,9 @@ def from_here(definition: Definition, after_ms: int, now_ms: int, state: ChainMe
 
 
 def moved_by_rules(definition: Definition, link: ChainState) -> tuple[int | None, ChainMemory] | None:
-    """The clocks of its zone go by other rules than when it was planned: what is planned instead. None: it runs.
+    """Return the plan to use instead if the zone's rules have changed since this was planned; None to run it.
 
-    Run at its old time it would run once more at the new one, if that is later. If that has passed, it is high time."""
+    Run at its old time, it would run again at the new one if that is later. If the new time has passed, it runs now."""
     slots, state, planned_ms = definition.slots, link.state, link.planned_ms
     if definition.tz_version == tz_version() or definition.zone == "UTC" or slots.recurrence.waits_for_end:
         return None
@@ -305,7 +305,7 @@ def moved_by_rules(definition: Definition, link: ChainState) -> tuple[int | None
 
 
 def moved_by_end(definition: Definition, link: ChainState) -> int | None:
-    """With a delay counted from the end of the last run: where this occurrence really belongs, if later."""
+    """Return the later time of this occurrence if its delay counts from a last run that ended later."""
     state = link.state
     recurrence = definition.slots.recurrence
     if not recurrence.waits_for_end or not state.last_is_over or not state.history:
@@ -320,7 +320,7 @@ def moved_by_end(definition: Definition, link: ChainState) -> int | None:
 def first_of(
     definition: Definition, old: Definition | None, link: ChainState | None, now_ms: int
 ) -> tuple[int | None, ChainMemory]:
-    """The first occurrence of a new generation, and what it remembers of the one before."""
+    """Return the first occurrence of a new generation, and the memory it takes over from the previous one."""
     state = ChainMemory() if link is None else link.state
     if old is not None and link is not None and link.planned_ms and not old.paused_at(now_ms):
         state = _after_rest(old, link)
@@ -332,7 +332,7 @@ def first_of(
         return _first_after_pause(definition, definition.paused, state), state
     if old is not None and old.paused is not None and definition.paused is None and old.paused_at(now_ms):
         return _resumed(definition, old.paused, now_ms, state)
-    if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: nobody was up
+    if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: no node was running
         if same_times:
             return from_here(definition, link.planned_ms - 1, now_ms, state)
         missed = _count(old, link.state, link.planned_ms, now_ms)
@@ -352,7 +352,7 @@ def _still_counting(definition: Definition, link: ChainState | None, state: Chai
 
 
 def _not_behind(old: Definition | None, link: ChainState | None, now_ms: int) -> int:
-    """Planned times from here on may still be counted or planned."""
+    """Return the time from which planned times may still be counted or planned."""
     places_ms = [now_ms + 1]
     if link is not None and link.planned_ms:
         places_ms.append(link.planned_ms)
@@ -362,7 +362,7 @@ def _not_behind(old: Definition | None, link: ChainState | None, now_ms: int) ->
 
 
 def _first_after_pause(definition: Definition, pause: SchedulePause, state: ChainMemory) -> int | None:
-    """The misfire rule says which of those that were held back run at its end."""
+    """Return the first planned time after a pause; the misfire rule decides which held-back times run at its end."""
     if pause.until_ms is None:
         return None
     if pause.mode == "hold":

@@ -18,7 +18,7 @@ _SPREAD: Final = re.compile(r"H(?:\((?P<range>[^()]*)\))?")
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """What a field may hold. `spread_high` bounds H: day 31 would leave out most months."""
+    """The values that a field may have. `spread_high` bounds H: day 31 would leave out most months."""
 
     name: str
     low: int
@@ -50,7 +50,7 @@ WEEKDAY: Final = FieldKind("day of week", 0, 7, _WEEKDAYS, 6, ", ?, d#n, dL")
 
 
 class Span(NamedTuple):
-    """One item of a list, read: from, to, every how many."""
+    """One parsed item of a list: from, to, step."""
 
     low: int
     high: int
@@ -65,7 +65,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """The text of one field and where it stands, so that an error can point at it."""
+    """The text of one field and its position, so that an error can point at it."""
 
     expression: str
     number: int
@@ -75,7 +75,7 @@ class FieldText:
     seed: str = ""
 
     def items(self) -> "list[FieldText]":
-        """The members of a list, each with its own position."""
+        """Return the members of a list, each with its own position."""
         if "," not in self.text:
             return [self]
         found, at = [], self.position
@@ -94,16 +94,16 @@ class FieldText:
 
     @property
     def is_open(self) -> bool:
-        """It begins with `*` or `?`: between the two day fields that decides over "and" and "or", as in Vixie cron."""
+        """Whether it begins with `*` or `?`: for day fields this decides between "and" and "or", as in Vixie cron."""
         return self.text[:1] in ("*", "?")
 
     @property
     def is_stepped(self) -> bool:
-        """It holds a wildcard or a step: for hours, that means "on absolute time"."""
+        """Whether it has a wildcard or a step: for hours, that means "on absolute time"."""
         return "*" in self.text or "/" in self.text
 
     def bits(self) -> int:
-        """The numbers of a field that has no day rules (L, W, #)."""
+        """Return the numbers of a field that has no day rules (L, W, #)."""
         found = 0
         for item in self.items():
             found |= item.span().bits
@@ -136,7 +136,7 @@ class FieldText:
         if high < low:
             straight = f"{left}-{_last_name(kind)},{_first_name(kind)}-{right}"
             if kind is WEEKDAY and low == kind.high:
-                straight = f"0-{right}"  # 7 is Sunday as well, and nothing of the week is left behind it
+                straight = f"0-{right}"  # 7 is Sunday as well, so no day of the week is left before it
             raise self.refuse(f"the range {base} runs backwards; write {straight}")
         return low, high
 
@@ -152,7 +152,7 @@ class FieldText:
         return number
 
     def _spread(self, base: str, step: int | None) -> Span:
-        """H: a place that depends on the schedule's name alone, so that many schedules do not come all at once."""
+        """Return the place of H, which depends only on the schedule's name, so that not all run at once."""
         match = _SPREAD.fullmatch(base.upper())
         if match is None:
             raise self.refuse(f"{base!r} is not a spread; write H, H(0-29), H/15 or H(0-29)/10")
@@ -170,7 +170,7 @@ class FieldText:
 
 
 def is_spread(expression: str) -> bool:
-    """Whether H occurs, and the schedule's name therefore counts."""
+    """Return whether H occurs, so that the schedule's name matters."""
     return _SPREAD_ITEM.search(expression) is not None
 
 
@@ -225,7 +225,7 @@ class Dates:
         return cls(days, before_last, nearest, last_working)
 
     def in_month(self, length: int, first: int) -> int:
-        """The days of a month with `length` days whose day 1 is weekday `first` (Sunday is 0), as bits."""
+        """Return the matching days, as bits, of a month of `length` days that starts on weekday `first` (Sunday: 0)."""
         found = self.days
         if self.before_last:
             found |= sum(1 << length - back for back in _members(self.before_last) if back < length)
@@ -293,7 +293,7 @@ class MonthDays:
         return dates & weekdays if self.both else dates | weekdays
 
     def ever_in(self, month: int) -> bool:
-        """Whether any year has such a day in this month: each length begins on each weekday within 400 years."""
+        """Return whether any year has such a day in this month: each length begins on each weekday within 400 years."""
         lengths = (28, 29) if month == 2 else (_LENGTHS[month],)
         return any(self.of_length(length, first) for length in lengths for first in range(7))
 
@@ -307,7 +307,7 @@ def _weekly(days: int, first: int) -> int:
 
 
 def _working_day_near(day: int, length: int, first: int) -> int:
-    """Saturday goes to Friday, Sunday to Monday, but never out of the month."""
+    """Return the working day nearest to a day: Friday for Saturday, Monday for Sunday, but never in another month."""
     weekday = (first + day - 1) % 7
     if weekday == 6:
         return day - 1 if day > 1 else day + 2
@@ -339,7 +339,7 @@ _MAX_CHARS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """An expression that was read. Bit n of a number stands for n."""
+    """A parsed expression. Bit n of a number stands for the value n."""
 
     text: str
     seconds: int
@@ -348,30 +348,30 @@ class Cron:
     months: int
     days: MonthDays
     absolute: bool
-    """Hours with a wildcard or a step: every real minute counts, whatever the wall clock jumps over or repeats."""
+    """Hours with a wildcard or a step: every real minute counts, whatever the wall clock skips or repeats."""
     with_seconds: bool
     _first_in_hour: int = field(repr=False, compare=False)
     _first_in_day: int = field(repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str, name: str = "") -> "Cron":
-        """Read an expression; `name`, the schedule's, decides where H falls."""
+        """Read an expression; `name`, the schedule's name, decides the place of H."""
         return _parse(text.strip(), name if is_spread(text) else "")
 
     def matches(self, local_s: int) -> bool:
-        """Whether this local second is meant (its minute, for five fields)."""
+        """Return whether this local second matches (its minute, for five fields)."""
         if not self.with_seconds:
             local_s -= local_s % 60
         return self.next_local(local_s, local_s + 1) is not None
 
     def on_day(self, local_s: int) -> bool:
-        """Whether the day of this local second is meant, at some time of it."""
+        """Return whether some time on the day of this local second matches."""
         number = local_s // DAY_S + _EPOCH_DAY
         day = date.fromordinal(number)
         return bool(self._days_of(day.year, day.month, number - day.day + 1) >> day.day & 1)
 
     def next_local(self, from_s: int, end_s: int) -> int | None:
-        """The first matching local second in [from_s, end_s); it jumps by fields and never walks."""
+        """Return the first matching local second in [from_s, end_s), by jumping field by field, not by walking."""
         number, clock = divmod(from_s, DAY_S)
         day = date.fromordinal(number + _EPOCH_DAY)
         month_start = number + _EPOCH_DAY - day.day + 1
@@ -393,7 +393,7 @@ class Cron:
         return found if found < end_s else None
 
     def count_local(self, from_s: int, end_s: int) -> int:
-        """How many local seconds in [from_s, end_s) match: months and bits are counted, nothing is walked."""
+        """Return how many local seconds in [from_s, end_s) match, by counting months and bits, not by walking."""
         first, from_clock = divmod(from_s, DAY_S)
         last, end_clock = divmod(end_s, DAY_S)
         count = self._matching_days(first, last) * self._before(DAY_S)
@@ -401,7 +401,7 @@ class Cron:
         return count + self._matching_days(last, last + 1) * self._before(end_clock)
 
     def _matching_days(self, first: int, end: int) -> int:
-        """How many of the days in [first, end) match, counted from 1970."""
+        """Return how many of the days in [first, end) match, counted from 1970."""
         day = date.fromordinal(first + _EPOCH_DAY)
         year, month, month_start = day.year, day.month, first + _EPOCH_DAY - day.day + 1
         skipped, count = day.day, 0
@@ -414,7 +414,7 @@ class Cron:
         return count
 
     def _before(self, clock: int) -> int:
-        """Matching seconds of a day that matches, up to `clock`."""
+        """Return how many seconds before `clock` match, on a day that matches."""
         hour, rest = divmod(clock, 3600)
         minute, second = divmod(rest, 60)
         in_minute = self.seconds.bit_count()
@@ -430,7 +430,7 @@ class Cron:
         return self.days.in_month(year, month, month_start % 7) if self.months >> month & 1 else 0
 
     def _next_clock(self, clock: int) -> int:
-        """The first matching second of the day from `clock` on, or -1."""
+        """Return the first matching second of the day from `clock` on, or -1."""
         hour, rest = divmod(clock, 3600)
         if self.hours >> hour & 1:
             minute, second = divmod(rest, 60)
@@ -462,13 +462,13 @@ def _parse(text: str, name: str) -> Cron:
 
 
 def _split(text: str, name: str) -> list[FieldText]:
-    """The six fields in order; where seconds are left out, they are 0."""
+    """Return the six fields in order; missing seconds are 0."""
     if len(text) > _MAX_CHARS:
         raise InvalidCron(text[:40] + "…", f"{len(text)} characters; at most {_MAX_CHARS} are allowed")
     if text.startswith("@"):
         line = ALIASES.get(text.lower())
         if line is None:
-            raise InvalidCron(text, f"unknown alias; there are {', '.join(ALIASES)}, and @every 30s")
+            raise InvalidCron(text, f"unknown alias; use {', '.join(ALIASES)}, or @every 30s")
     else:
         line = text
     pieces = list(re.finditer(r"\S+", line))

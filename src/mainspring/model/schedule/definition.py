@@ -1,4 +1,4 @@
-"""A schedule as it is stored: what runs, when, and how edge cases are handled. Immutable: an edit makes a new one."""
+"""A schedule as stored: what runs, when, and how edge cases are handled. Immutable: an edit makes a new one."""
 
 import hashlib
 import re
@@ -22,12 +22,12 @@ from .recurrence import PlannedTimes, slots_of
 
 
 def jitter_ms(name: str, planned_ms: int, width_ms: int) -> int:
-    """A delay in [0, width_ms), another one for every run of a schedule."""
+    """Return a delay in [0, width_ms), different for every run of a schedule."""
     return _place(f"{name}@{planned_ms}", width_ms)
 
 
 def spread_ms(name: str, width_ms: int) -> int:
-    """A delay in [0, width_ms), the same for every run of a schedule: its runs stay evenly apart."""
+    """Return a delay in [0, width_ms), the same for every run of a schedule: its runs stay evenly spaced."""
     return _place(name, width_ms)
 
 
@@ -44,10 +44,10 @@ MisfireRule = Literal["coalesce", "skip", "all"]
 PauseMode = Literal["drop", "hold"]
 
 MOST_KEPT: Final = 1_000
-"""Runs that `buffer_all` and `all` may keep at most."""
+"""Limit of the runs that `buffer_all` and `all` may keep."""
 MOST_SPECS: Final = 32
 MOST_RUNS: Final = (1 << 53) - 1
-"""What every JSON reader takes for a whole number."""
+"""Largest whole number that every JSON reader reads exactly."""
 _KEPT_BY_DEFAULT: Final = 100
 _RULE: Final = re.compile(r"([a-z_]+)(?:\((\d{1,6})\))?")
 _SAMPLE: Final = 20
@@ -60,10 +60,10 @@ class CountedRule(NamedTuple):
 
 @lru_cache(maxsize=256)
 def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> CountedRule:
-    """`skip`, or with a number where that makes sense: `buffer_all(10)`."""
+    """Read a rule such as `skip`, or with a count where one is allowed: `buffer_all(10)`."""
     match = _RULE.fullmatch(text)
     if match is None or match[1] not in words or (match[2] and match[1] != counted):
-        raise InvalidInput(f"{field} is {text!r}; use {', '.join(words)} or {counted}(<at most so many>)")
+        raise InvalidInput(f"{field} is {text!r}; use {', '.join(words)} or {counted}(<maximum>)")
     most = int(match[2]) if match[2] else _KEPT_BY_DEFAULT
     if not 1 <= most <= MOST_KEPT:
         raise InvalidInput(f"{field} is {text!r}; the number must lie between 1 and {MOST_KEPT}")
@@ -71,7 +71,7 @@ def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> Co
 
 
 class SchedulePause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Why a schedule rests. `drop`: what would have run meanwhile is left out; `hold`: the misfire rule decides."""
+    """A pause of a schedule. `drop` skips the runs planned meanwhile; with `hold` the misfire rule decides."""
 
     at_ms: int
     mode: PauseMode = "drop"
@@ -79,11 +79,11 @@ class SchedulePause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     reason: str = ""
     by: str = ""
     due_ms: int | None = None
-    """The first planned time that falls into it, where that is earlier: it was due, and had not begun."""
+    """The first planned time in the pause, if that is earlier: it was due, and had not begun."""
 
     @property
     def first_ms(self) -> int:
-        """Planned times from here on fall into it."""
+        """The first planned time that falls into the pause is at or after this."""
         return self.at_ms + 1 if self.due_ms is None else self.due_ms
 
 
@@ -92,7 +92,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
 
     name: str
     specs: tuple[str, ...]
-    """Cron lines, aliases, `@every 30s`, `@after-end 30s`; it runs when any of them says so."""
+    """Cron lines, aliases, `@every 30s`, `@after-end 30s`; the schedule runs when any of them matches."""
     target: str
     payload: bytes = b"null"
     raw: bool = False
@@ -113,13 +113,13 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     jitter_ms: int = 0
     spread_ms: int = 0
     anchor_ms: int | None = None
-    """What intervals count from, where there is no start: when the schedule was first added."""
+    """Start of intervals if there is no `start_ms`: when the schedule was first added."""
     paused: SchedulePause | None = None
     note: str = ""
     source: str = ""
-    """Who looks after it: a file that is applied again and again may remove only what is its own."""
+    """Who manages the schedule: a file that is applied repeatedly may remove only its own schedules."""
     declared: str = ""
-    """Stands for what a program said of it when it wrote it; edits leave it alone."""
+    """Digest of the definition that a program declared when it wrote the schedule; edits do not change it."""
     pinned: bool = False
     """Programs that declare the schedule leave it as it is."""
     generation: int = 1
@@ -130,7 +130,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
 
     @property
     def times(self) -> tuple[str, ...]:
-        """When it runs, for people: the specs, or its one time where start and end leave no other."""
+        """When it runs, for people: the specs, or its one time if start and end are the same."""
         if self.start_ms is None or self.start_ms != self.end_ms:
             return self.specs
         return (f"once at {instant_text(self.start_ms)}",)
@@ -156,7 +156,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
         return pause is not None and (pause.until_ms is None or now_ms < pause.until_ms)
 
     def due_ms(self, planned_ms: int) -> int:
-        """When a planned run starts: at its time, or a little later where starts are spread."""
+        """Return when a planned run starts: at its time, or a little later if starts are spread."""
         due_ms = planned_ms
         if self.jitter_ms:
             due_ms += jitter_ms(self.name, planned_ms, self.jitter_ms)
@@ -167,7 +167,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
         return due_ms
 
     def next_runs(self, after_ms: int, count: int = 3, *, runs: int = 0) -> list[int]:
-        """The next planned times, as far as they are known."""
+        """Return the next planned times, as far as they are known."""
         found: list[int] = []
         at_ms: int | None = after_ms
         while len(found) < count and (self.max_runs is None or runs + len(found) < self.max_runs):
@@ -179,7 +179,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
 
 
 def check_definition(definition: Definition, now_ms: int) -> Definition:
-    """Refuse what could not work, with the reason."""
+    """Refuse a definition that could not work, with the reason."""
     check_schedule_name(definition.name)
     check_target(definition.target)
     if definition.lane is not None:
@@ -211,11 +211,11 @@ def check_specs(definition: Definition) -> None:
 
 
 def check_runs_left(definition: Definition, runs: int) -> Definition:
-    """Refuse what would be finished as soon as it is written; `runs` is how many there were."""
+    """Refuse a schedule that would be finished as soon as it is written; `runs` is the number of runs so far."""
     if _ran_out(definition, runs):
         raise InvalidInput(
             f"schedule {definition.name!r} would never run again: it has run {runs} times, and max_runs is"
-            f" {definition.max_runs}; give a larger max_runs or none, or remove it and add it anew"
+            f" {definition.max_runs}; give a larger max_runs or none, or remove it and add it again"
         )
     return definition
 
@@ -225,10 +225,10 @@ def _ran_out(definition: Definition, runs: int) -> bool:
 
 
 def _check_worst_case(definition: Definition, now_ms: int) -> None:
-    """A run with all its retries must be over when the next one is due; not asked of runs that may overlap or wait.
+    """Refuse a run that with all its retries may last longer than the interval, unless runs may overlap or wait.
 
-    Only what the schedule says counts, so that it is judged alike wherever it is written. What settings add is told by
-    `node/schedule_lint.py`.
+    Only the schedule's own fields count, so that the result is the same wherever it is written. `node/schedule_lint.py`
+    reports the effect of settings.
     """
     if definition.retry is None or definition.overlap != "skip" or definition.slots.recurrence.waits_for_end:
         return
@@ -244,18 +244,18 @@ def _attempt_ms(definition: Definition) -> int:
 
 
 def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:
-    """Between the next runs; None when there are less than two."""
+    """Return the shortest interval between the next runs; None if there are fewer than two."""
     runs = definition.next_runs(now_ms, _SAMPLE)
     return min((later - earlier for earlier, later in pairwise(runs)), default=None)
 
 
 def is_over(definition: Definition, now_ms: int, runs: int = 0) -> bool:
-    """Nothing of it is left to run, for its end has passed or all its runs were made: no mistake, only old."""
+    """Return whether no run is left, because its end has passed or all runs were made. This is not an error."""
     return (definition.end_ms is not None and definition.end_ms <= now_ms) or _ran_out(definition, runs)
 
 
 BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms", "declared"})
-"""What changes without the schedule being another one."""
+"""Fields whose change does not make another schedule."""
 
 
 PEOPLES: Final = frozenset({"paused", "pinned"})
@@ -263,12 +263,12 @@ PEOPLES: Final = frozenset({"paused", "pinned"})
 
 
 def same_schedule(one: Definition, other: Definition) -> bool:
-    """Whether two definitions run the same at the same times."""
+    """Return whether two definitions run the same at the same times."""
     return not changes(one, other)
 
 
 def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
-    """What an edit changes: field -> (before, after)."""
+    """Return the changes of an edit: field -> (before, after)."""
     return {
         field: (getattr(old, field), getattr(new, field))
         for field in Definition.__struct_fields__
@@ -277,7 +277,7 @@ def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
 
 
 def digest_of(definition: Definition) -> str:
-    """The same for definitions that run the same at the same times, paused, pinned or not."""
+    """Return a digest that is equal for definitions that run the same at the same times; pauses and pins are ignored."""
     values = [getattr(definition, field) for field in _MEANT]
     return blake2b(_encode(values), digest_size=8).hexdigest()
 
@@ -288,7 +288,7 @@ _decode: Final = msgspec.msgpack.Decoder(Definition).decode
 
 
 def pack_definition(definition: Definition) -> bytes:
-    """Four bytes of the generation, which scripts compare, and the definition."""
+    """Return the generation in four bytes, which scripts compare, followed by the definition."""
     return definition.generation.to_bytes(4, "big") + _encode(definition)
 
 

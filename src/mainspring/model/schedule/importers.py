@@ -1,4 +1,4 @@
-"""Schedules of other programs, read into ours: crontab, Celery beat and RedBeat. Python is read and never run."""
+"""Schedules of other programs converted to ours: crontab, Celery beat and RedBeat. Python is parsed, never run."""
 
 import ast
 import json
@@ -24,21 +24,21 @@ _CHANGING: Final = ("setdefault", "pop", "popitem", "clear", "update")
 
 
 class Unread(NamedTuple):
-    """What only a run of the file would tell. As a key of a table: something of it is missing."""
+    """A value that is known only when the file is run. As a key of a table: entries may be missing."""
 
     text: str
 
     def __str__(self) -> str:
         shown = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
-        return f"{shown} cannot be read without running the file; write it out there, or give JSON"
+        return f"{shown} cannot be read without running the file; write the value out there, or give JSON"
 
 
 class Made(dict[str, Any]):
-    """A time as a call makes it, `crontab(minute=0)`: its name as `__type__`, its arguments. No payload."""
+    """A time made by a call such as `crontab(minute=0)`: its name as `__type__`, its arguments. Never a payload."""
 
 
 def unread_in(value: object, *, times: bool = False) -> Unread | None:
-    """The first part of a value that is not known. `times`: it may be made by calls."""
+    """Return the first unknown part of a value. With `times`, calls may make the value."""
     if isinstance(value, Unread):
         return value
     if isinstance(value, Made) and not times:
@@ -60,7 +60,7 @@ def parse(text: str) -> ast.Module:
 
 
 def setting(tree: ast.Module, wanted: str) -> Any:
-    """The last value that the file gives to a name, or an attribute, that ends so."""
+    """Return the last value that the file gives to a name, or an attribute, with this ending."""
     found: Any = None
     for node in _in_order(tree):
         for value in _given(node, wanted):
@@ -69,7 +69,7 @@ def setting(tree: ast.Module, wanted: str) -> Any:
 
 
 def table(tree: ast.Module, wanted: str) -> Any:
-    """The same of a table, with what is added to it afterwards. What cannot be followed stands in it as Unread."""
+    """Return a table with later additions. Changes that cannot be followed are in it as Unread."""
     found: Any = None
     for node in _in_order(tree):
         for value in _given(node, wanted):
@@ -84,7 +84,7 @@ def _in_order(tree: ast.Module) -> list[ast.AST]:
 
 
 def _given(node: ast.AST, wanted: str) -> Iterator[ast.expr]:
-    """beat_schedule = {…}, app.conf.update(beat_schedule={…}), app.conf.update({"beat_schedule": {…}})"""
+    """Yield the values of beat_schedule = {…}, app.conf.update(beat_schedule={…}), update({"beat_schedule": {…}})."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         yield from (node.value for target in targets if _is(target, wanted))
@@ -99,7 +99,7 @@ def _given(node: ast.AST, wanted: str) -> Iterator[ast.expr]:
 
 
 def _additions(node: ast.AST, wanted: str) -> Iterator[tuple[Any, Any]]:
-    """What a statement puts into the table: key, value."""
+    """Yield what a statement adds to the table: key, value."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Subscript):
@@ -146,7 +146,7 @@ def _entry(keyword: ast.keyword) -> Iterator[tuple[Any, Any]]:
 
 
 def _change(place: ast.expr, node: ast.AST, wanted: str) -> Iterator[tuple[Any, Any]]:
-    """An entry is changed or removed where it stands: it is not what it was."""
+    """Yield an entry that is changed or removed in place as unread: its first value no longer holds."""
     while isinstance(place, ast.Subscript):
         if _is(place.value, wanted):
             yield _key(place.slice), _unread(node)
@@ -184,7 +184,7 @@ def _unread(node: ast.AST) -> Unread:
 
 
 def _value(node: ast.expr) -> Any:
-    """Literals, and the calls that beat schedules are made of: crontab(…), timedelta(…), schedule(…)."""
+    """Return literals, and the calls that beat schedules are made of: crontab(…), timedelta(…), schedule(…)."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value
@@ -222,7 +222,7 @@ def _key(node: ast.expr) -> Any:
 
 
 def _sum(node: ast.BinOp) -> Any:
-    """60 * 5"""
+    """Return the value of arithmetic such as 60 * 5."""
     left, right = _value(node.left), _value(node.right)
     if not (is_number(left) and is_number(right)) or (isinstance(node.op, ast.Div) and right == 0):
         return _unread(node)
@@ -230,7 +230,7 @@ def _sum(node: ast.BinOp) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """One that can be reckoned with: neither infinite nor beyond what a float holds exactly."""
+    """Return whether a value is a number to calculate with: finite, and exact as a float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 53
 
 
@@ -247,7 +247,7 @@ _UNDERSTOOD: Final = frozenset({"CRON_TZ", "TZ", "SHELL", "MAILTO"})
 
 @dataclass(slots=True)
 class Imported:
-    """What was found, what has to be registered besides, and what could not be read."""
+    """The imported schedules, commands to register in addition, and problems."""
 
     definitions: list[Definition] = field(default_factory=list)
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -272,7 +272,7 @@ def unused(name: str, taken: Iterable[str]) -> str:
 
 
 def read_crontab(text: str, *, zone: str = "UTC", system: bool = False) -> Imported:
-    """A crontab file; with `system` each line names a user before its command, as in /etc/crontab."""
+    """Read a crontab file; with `system` each line names a user before its command, as in /etc/crontab."""
     found = Imported()
     env: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -284,7 +284,7 @@ def read_crontab(text: str, *, zone: str = "UTC", system: bool = False) -> Impor
             env[variable[1]] = variable[2].strip().strip("\"'")
             if variable[1] not in _UNDERSTOOD:
                 found.problems.append(
-                    f"line {number}: {line} is not taken over; give it to the commands that need it, as env"
+                    f"line {number}: {line} is not imported; give it to the commands that need it, as env"
                 )
             continue
         try:
@@ -301,7 +301,7 @@ def _take_line(found: Imported, line: str, zone: str, shell: str, system: bool) 
         raise InvalidInput(f"{line!r} has no command")
     spec, command = " ".join(pieces[:fields]), pieces[-1]
     if spec.lower() == "@reboot":
-        raise InvalidInput("@reboot runs when a machine starts; a schedule has times")
+        raise InvalidInput("@reboot runs when a machine starts, but a schedule runs at times")
     text, *stdin = _INPUT.split(command, maxsplit=1)
     text = text.replace("\\%", "%").strip()
     if not text:
@@ -313,7 +313,7 @@ def _take_line(found: Imported, line: str, zone: str, shell: str, system: bool) 
     found.definitions.append(definition)
     found.commands[name] = argv
     if stdin:
-        found.problems.append(f"{name}: what follows % is the command's input, which a command here does not get")
+        found.problems.append(f"{name}: text after % is the command's input, which commands do not get here")
     if system:
         found.problems.append(f"{name}: ran as {pieces[fields]}; a worker runs commands as its own user")
 
@@ -322,11 +322,11 @@ def _take_line(found: Imported, line: str, zone: str, shell: str, system: bool) 
 
 
 def to_toml(found: Imported) -> str:
-    """The same as a file for `mainspring schedule apply`, and the commands for the settings. What it cannot hold is a
-    problem, and left out."""
+    """Return a file for `mainspring schedule apply`, with the commands for the settings. A schedule that TOML cannot
+    express is reported as a problem and left out."""
     for definition in [one for one in found.definitions if _has_null(one)]:
         found.definitions.remove(definition)
-        found.problems.append(f"{definition.name}: TOML has no null, which its payload has; import it without --out")
+        found.problems.append(f"{definition.name}: its payload has a null, which TOML lacks; import it without --out")
     lines = []
     for name, argv in found.commands.items():
         lines += [f"# settings of the workers: [commands.{_toml(name)}] argv = {_toml(argv)}"]
@@ -335,7 +335,7 @@ def to_toml(found: Imported) -> str:
         lines.append(f"cron = {_toml(list(definition.specs))}")
         if definition.exclude:
             lines.append(f"exclude = {_toml(list(definition.exclude))}")
-        lines.append(f"timezone = {_toml(definition.zone)}")  # always: settings may name another where it is missing
+        lines.append(f"timezone = {_toml(definition.zone)}")  # always: settings may give another default zone
         lines.append(f"target = {_toml(definition.target)}")
         if definition.payload != b"null":
             lines.append(f"payload = {_toml(json.loads(definition.payload))}")
@@ -363,7 +363,7 @@ def _is_null_within(value: Any) -> bool:
 
 _CRONTAB_FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 _SETTLED_FIELDS: Final = 2
-"""So many fields come first in every release of Celery: the day of week was the third once, and is the last now."""
+"""Number of leading fields with a fixed position in every release of Celery: the day of week has moved since."""
 _LONG_NAME: Final = re.compile(r"[A-Za-z]{4,}")
 _DAYS: Final = re.compile(r"(\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
 _RANGE: Final = re.compile(r"(\w+)-(\w+)(?:/([1-9][0-9]?))?")
@@ -374,11 +374,11 @@ _NAMES: Final = {name: number for number, name in (*enumerate(_WEEK), *enumerate
 
 
 def read_celery(text: str, *, zone: str = "UTC") -> Imported:
-    """A beat_schedule: JSON, or a Python file in which it is assigned. A time zone said there goes before `zone`."""
+    """Read a beat_schedule: JSON, or a Python file that assigns it. A time zone in it takes precedence over `zone`."""
     found = Imported()
     entries, own_zone = _beat_entries(text)
     if isinstance(own_zone, Unread):
-        found.problems.append(f"timezone: {own_zone}; times are taken as of {zone}")
+        found.problems.append(f"timezone: {own_zone}; times are read as {zone}")
         own_zone = None
     for name, entry in entries.items():
         if isinstance(name, Unread):
@@ -408,12 +408,12 @@ def _beat_entries(text: str) -> tuple[Mapping[Any, Any], str | Unread | None]:
 
 
 def _check_read(entry: Any) -> None:
-    """An entry is taken over whole, or not at all: what is guessed would run with other arguments."""
+    """Refuse an entry with unknown parts: guessed, it would run with other arguments."""
     parts = [entry]
     if isinstance(entry, Mapping):
         options = entry.get("options")
         parts = [list(entry), *(entry.get(part) for part in ("task", "args", "kwargs"))]
-        # Other options are left out anyway, whatever they are.
+        # Other options are left out in any case.
         parts += [list(options), options.get("queue")] if isinstance(options, Mapping) else [options]
         parts.append(unread_in(entry.get("schedule"), times=True))
     unread = unread_in(parts)
@@ -427,7 +427,7 @@ def _celery_entry(found: Imported, name: str, entry: Any, zone: str) -> Definiti
         raise InvalidInput("an entry needs a task and a schedule")
     options, args, said = entry.get("options") or {}, entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(options, Mapping) or not isinstance(said, Mapping):
-        raise InvalidInput("options and kwargs are tables")
+        raise InvalidInput("options and kwargs must be tables")
     queue, kwargs = check_queue(options.get("queue", "celery")), dict(said)
     if others := sorted(str(one) for one in options if one != "queue"):
         found.problems.append(f"{name}: the options {', '.join(others)} are left out")
@@ -457,7 +457,7 @@ def _celery_times(schedule: Any, zone: str) -> dict[str, Any]:
         return {"every": f"{round(seconds * 1000)}ms"}
     if kind == "crontab":
         return {**_crontab_fields(schedule), "timezone": schedule.get("timezone") or zone}
-    raise InvalidInput(f"the schedule {schedule!r} is of a kind that is not known here (solar times are not)")
+    raise InvalidInput(f"the schedule {schedule!r} is of an unknown kind (solar times are not supported)")
 
 
 def _timedelta_s(said: Mapping[str, Any]) -> float:
@@ -466,16 +466,17 @@ def _timedelta_s(said: Mapping[str, Any]) -> float:
     given = dict(zip(("days", "seconds", "microseconds"), said.get("args") or [], strict=False))
     given |= {unit: said[unit] for unit in units if unit in said}
     if not all(map(is_number, given.values())):
-        raise InvalidInput(f"the interval {said!r} is not made of numbers")
+        raise InvalidInput(f"the interval {said!r} must consist of numbers")
     return float(sum(units[unit] * value for unit, value in given.items()))
 
 
 def _crontab_fields(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Celery wants both day fields to fit, a cron line either: the other days of the month are then excluded."""
+    """Return the cron line of a crontab. Celery needs both day fields to match, a cron line either: so the other days
+    of the month are excluded."""
     first = said.get("args") or []
     if any(one != "*" for one in first[_SETTLED_FIELDS:]):
         raise InvalidInput(
-            "crontab(…): releases of Celery differ in which fields come after minute and hour; name them, day_of_week=…"
+            "crontab(…): releases of Celery differ in which fields follow minute and hour; name them: day_of_week=…"
         )
     given = dict(zip(_CRONTAB_FIELDS, first, strict=False))
     given |= {field: said[field] for field in _CRONTAB_FIELDS if said.get(field) is not None}
@@ -491,7 +492,7 @@ def _crontab_fields(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unwrapped(field: str, text: str) -> str:
-    """Celery's ranges may go over the end, `22-2` and `fri-mon`, and count their steps across it; ours may not."""
+    """Straighten Celery's ranges, which may wrap around, `22-2` and `fri-mon`, and count steps across the wrap."""
     return ",".join(_straight(part, *_BOUNDS.get(field, (0, 6))) for part in text.split(","))
 
 
@@ -509,12 +510,12 @@ def _straight(part: str, low: int, high: int) -> str:
 
 
 def _days(text: str) -> set[int]:
-    """The days of a month that a field of Celery's names: 1-7, */2, 1-31/5, lists of these."""
+    """Return the days of a month that a field of Celery's names: 1-7, */2, 1-31/5, lists of these."""
     found: set[int] = set()
     for part in text.split(","):
         match = _DAYS.fullmatch(part)
         if match is None:
-            raise InvalidInput(f"the day of month {part!r} is not understood; write 1-7, */2 or 1,15")
+            raise InvalidInput(f"the day of month {part!r} cannot be read; write 1-7, */2 or 1,15")
         first, last = (1, 31) if match[1] == "*" else (int(match[2]), int(match[3] or match[2]))
         found |= set(range(first, last + 1, int(match[4] or 1)))
     return found
@@ -524,14 +525,14 @@ def _days(text: str) -> set[int]:
 
 
 def read_redbeat(definitions: Mapping[str, str], *, zone: str = "UTC") -> Imported:
-    """RedBeat's entries: key -> the JSON of its field `definition`."""
+    """Read RedBeat's entries: key -> the JSON of its field `definition`."""
     found = Imported()
     for key, text in definitions.items():
         try:
             entry = json.loads(text)
             name = str(entry.get("name") or key.partition(":")[2]).replace("@", "-")
             if entry.get("enabled") is False:
-                found.problems.append(f"{name}: is switched off there, and was left out")
+                found.problems.append(f"{name}: is disabled there, and was left out")
                 continue
             found.definitions.append(_celery_entry(found, name, entry, zone))
         except (InvalidInput, ValueError, AttributeError) as error:

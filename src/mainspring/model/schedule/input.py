@@ -1,4 +1,4 @@
-"""Schedules as people write them: from arguments, from tables of a file, from code, and what an edit changes."""
+"""Schedules as people write them: from arguments, tables of a file, or code, and the changes of an edit."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from .zone import zone
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What can be said of a schedule beside its times and what it runs. docs/schedules.md explains each."""
+    """The options of a schedule beside its times and its target. docs/schedules.md explains each."""
 
     timezone: str
     exclude: str | Sequence[str]
@@ -64,9 +64,9 @@ _TIMES: Final = ("cron", "every", "after_end")
 
 
 def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
-    """What becomes of it. Times without an offset are of its zone, the new one if there is a new one.
+    """Return the edited schedule. Times without an offset are in its zone, or in the new one if it changes.
 
-    Specs of a kind that is not given stay: a new interval leaves the cron lines alone.
+    Specs of a kind that is not given stay: a new interval does not change the cron lines.
     """
     waits = {"retry": current.retry} if "retries" in fields else {}
     found = read_fields(current.name, {"timezone": current.zone, **waits, **fields})
@@ -78,13 +78,13 @@ def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
 
 
 def _kind(text: str) -> str:
-    """The field that a spec belongs to, whichever it was written in."""
+    """Return the field that a spec belongs to, whichever it was written in."""
     first = text.split(maxsplit=1)[0].lower()
     return {EVERY: "every", AFTER_END: "after_end"}.get(first, "cron")
 
 
 def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Definition that these say; errors name the schedule and the field."""
+    """Return the fields of a Definition; errors name the schedule and the field."""
     unknown = set(fields) - FIELDS
     if unknown:
         raise InvalidInput(f"schedule {name!r}: unknown {', '.join(sorted(unknown))}{_near(unknown)}")
@@ -110,7 +110,7 @@ def _plain(name: str, field: str, value: Any) -> Any:
     may_be_none = field in ("max_runs", "lane")
     if (value is None and may_be_none) or (isinstance(value, kind) and not isinstance(value, bool)):
         return plain(value)
-    wanted = "a whole number" if kind is int else "a text"
+    wanted = "a whole number" if kind is int else "a string"
     raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
 
 
@@ -129,9 +129,9 @@ def _timezone(name: str, field: str, value: Any) -> str:
 
 
 def define(name: str, /, **fields: Any) -> Definition:
-    """A definition from what callers say; `check_definition` is asked when it is written.
+    """Make a definition from a caller's fields; `check_definition` is called when it is written.
 
-    Fields come from files, where `name` may stand among them: that is an unknown one like any other.
+    Fields come from files, where `name` may be among them: there it is unknown like any other.
     """
     check_schedule_name(name)
     found = read_fields(name, fields)
@@ -146,7 +146,7 @@ def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidInput(f"schedule {name!r}: {field} is a {type(text).__name__}; give a text, or several")
+            raise InvalidInput(f"schedule {name!r}: {field} is a {type(text).__name__}; give a string, or several")
     return texts
 
 
@@ -165,7 +165,7 @@ def _specs(name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _span(span: Delay, field: str) -> str:
-    """As it was written where it is a text: `90s` stays `90s`."""
+    """Return the span as text; text stays as it was written: `90s` stays `90s`."""
     ms = delay_ms(span, field=field)
     return span.strip() if isinstance(span, str) else f"{ms}ms"
 
@@ -185,7 +185,7 @@ def _span_or_zero(_name: str, field: str, value: Delay | None) -> int:
 
 
 def local_ms(when: When | date, zone_name: str | None, field: str) -> int:
-    """An instant. One without an offset is of the clocks in the schedule's zone, where that is known."""
+    """Return an instant. One without an offset is in the schedule's zone, if that is known."""
     if isinstance(when, str):
         with contextlib.suppress(ValueError):
             when = read_iso(when.strip())
@@ -200,7 +200,7 @@ def _bound_ms(when: When | date, zone_name: str | None, field: str) -> int:
     """Check a bound of a schedule. A time that no calendar can show would break every list that contains it."""
     at_ms = local_ms(when, zone_name, field)
     if not 0 <= at_ms < LAST_START_MS:
-        raise InvalidInput(f"{field} {str(when)[:40]!r} lies outside of the years 1970 to 3084; leave it out for none")
+        raise InvalidInput(f"{field} {str(when)[:40]!r} is outside of the years 1970 to 3084; leave it out for none")
     return at_ms
 
 
@@ -217,7 +217,7 @@ def _payload(name: str, payload: Any) -> tuple[bytes, bool]:
 
 def _near(unknown: set[str]) -> str:
     known = sorted(FIELDS)
-    return did_you_mean(sorted(unknown), known) or f"; there are {', '.join(known)}"
+    return did_you_mean(sorted(unknown), known) or f"; use {', '.join(known)}"
 
 
 _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
@@ -233,15 +233,15 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
     "exclude": ("exclude", _exclude),
     "retry": ("retry", _retry),
 }
-"""Field -> what a Definition calls it, and how it is read."""
+"""Input field -> the Definition's name for it, and its reader."""
 
 
 SOURCE: Final = "code"
-"""Who looks after a schedule that is declared in code."""
+"""Source of schedules that are declared in code."""
 
 
 class Timetable:
-    """Declared schedules by name. Whoever shares one among threads locks it."""
+    """Declared schedules by name. Threads that share one must lock it."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Definition] = {}

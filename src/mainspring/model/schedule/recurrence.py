@@ -1,4 +1,4 @@
-"""When a schedule runs: the union of its specs in its zone, within its bounds, without what is excluded."""
+"""When a schedule runs: the union of its specs in its zone, within its bounds, without its exclusions."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ def _check(value_ms: int, field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Fixed rate: anchor, anchor + interval, … whatever the runs take. Without an anchor the schedule's start is it,
-    or else 1970, so that every node plans the same times."""
+    """Fixed rate: anchor, anchor + interval, … however long the runs take. Without an anchor it counts from the
+    schedule's start, or else from 1970, so that every node plans the same times."""
 
     interval_ms: int
     anchor_ms: int | None = None
@@ -37,7 +37,7 @@ class Every:
 
     @classmethod
     def parse(cls, text: str, *, anchor_ms: int | None = None) -> "Every":
-        """`@every 30s`, or the span alone."""
+        """Read `@every 30s`, or only the span."""
         span = text.strip()
         if span[:6].lower() == "@every":
             span = span[6:].strip()
@@ -55,7 +55,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class AfterEnd:
-    """Fixed delay: counted from the end of the last run, so that runs never touch."""
+    """Fixed delay: counted from the end of the last run, so that runs never overlap."""
 
     delay_ms: int
 
@@ -63,7 +63,7 @@ class AfterEnd:
         _check(self.delay_ms, "delay")
 
     def next_after(self, after_ms: int, ended_ms: int | None) -> int:
-        """Without an end (it never ran, or this is a preview) it counts from `after_ms`."""
+        """Return the next time. Without an end (it never ran, or this is a preview) it counts from `after_ms`."""
         return max(after_ms + 1, (after_ms if ended_ms is None else ended_ms) + self.delay_ms)
 
 
@@ -82,12 +82,12 @@ class DayPlan(NamedTuple):
 
 
 def day_plan(spec: Spec, start_ms: int | None, offset_s: int) -> DayPlan:
-    """On the wall clock of this offset; `start_ms` is what an interval counts from, where it has no anchor."""
+    """Return the plan on the wall clock of this offset; intervals without an anchor count from `start_ms`."""
     if isinstance(spec, Cron):
         return _of_line(spec.hours, spec.minutes, spec.seconds)
     if isinstance(spec, AfterEnd):
         return _of_raster(1, 0)
-    # Over all days together an interval falls on the raster that it has in common with the day.
+    # Over all days together, an interval falls on the raster of its greatest common divisor with the day.
     raster_ms = gcd(spec.interval_ms, _DAY_MS)
     return _of_raster(raster_ms, (spec.counts_from_ms(start_ms) + offset_s * 1000) % raster_ms)
 
@@ -129,7 +129,7 @@ class Days:
             raise InvalidInput(f"exclude {self.first}..{self.last} runs backwards; give the earlier date first")
 
     def end_of(self, local_s: int) -> int | None:
-        """The local second at which the exclusion is over; None when it does not cover this one."""
+        """Return the local second at which the exclusion ends; None if it does not cover this one."""
         day = local_s // DAY_S + _EPOCH_DAY
         if self.first.toordinal() <= day <= self.last.toordinal():
             return (self.last.toordinal() + 1 - _EPOCH_DAY) * DAY_S
@@ -138,7 +138,7 @@ class Days:
 
 @dataclass(frozen=True, slots=True)
 class CronExclusion:
-    """Whatever matches a cron line: five fields cover whole minutes, six cover seconds."""
+    """Everything that matches a cron line: five fields cover whole minutes, six cover seconds."""
 
     cron: Cron
 
@@ -147,7 +147,7 @@ class CronExclusion:
         return self.cron.seconds if self.cron.with_seconds else _WHOLE
 
     def covers(self, hour: int, minute: int) -> bool:
-        """On its days, and at some seconds at least."""
+        """Return whether it covers at least some seconds of this minute, on its days."""
         return bool(self.cron.hours >> hour & 1 and self.cron.minutes >> minute & 1)
 
 
@@ -155,23 +155,23 @@ Exclusion = Days | CronExclusion
 
 
 class LeftOut:
-    """All exclusions of a schedule, and what it plans. Hours and days of which nothing is left are passed in one step,
-    also where several lines cover them only together: by single times the search would take years, and give up."""
+    """All exclusions of a schedule, and its planned times. Hours and days that are fully excluded are skipped in one
+    step, even if only several lines together cover them: searching single times would never end, and give up."""
 
     __slots__ = ("_hours", "_lines", "_planned", "_ranges", "_start_ms")
 
     def __init__(self, every: Sequence[Exclusion], planned: Sequence[Spec], start_ms: int | None = None) -> None:
-        """`planned` are the specs of the schedule; its start is what intervals count from."""
+        """`planned` are the specs of the schedule; intervals count from its start."""
         self._ranges = [one for one in every if isinstance(one, Days)]
         self._lines = [one for one in every if isinstance(one, CronExclusion)]
         self._planned = planned
         self._start_ms = start_ms
         self._hours: dict[tuple[int, int, int], int] = {}
-        """By the lines of both that hold on a day, as bits, and the offset: the hours of which nothing is left."""
+        """Fully excluded hours, by the lines of both kinds that apply on a day, as bits, and the offset."""
 
     def end_of(self, local_s: int, offset_s: int) -> int | None:
-        """The local second up to which nothing that is planned is left, while the offset stays; None when this one
-        is."""
+        """Return the local second up to which no planned time is left, while the offset stays the same; None if this
+        one is left."""
         if ends := [end_s for one in self._ranges if (end_s := one.end_of(local_s)) is not None]:
             return max(ends)
         lines = _bits(line.cron.on_day(local_s) for line in self._lines)
@@ -194,7 +194,7 @@ class LeftOut:
         return [day_plan(one, self._start_ms, offset_s) for one in _chosen(self._planned, planned)]
 
     def _hours_of(self, lines: int, planned: int, offset_s: int) -> int:
-        """Most days are like the day before, so a few answers are enough."""
+        """Return the excluded hours, cached: most days are like the day before."""
         hours = self._hours.get((lines, planned, offset_s))
         if hours is None:
             if len(self._hours) >= _DAYS_KEPT:
@@ -207,7 +207,7 @@ class LeftOut:
 
 
 def _is_covered(plan: DayPlan, hour: int, lines: Sequence[CronExclusion]) -> bool:
-    """Nothing that this plans in the hour is left by the lines of the day."""
+    """Return whether the lines of the day exclude everything that this plan has in the hour."""
     there = [line for line in lines if line.cron.hours >> hour & 1]
     whole = _together(line.cron.minutes for line in there if not plan.seconds & ~line.seconds)
     return all(
@@ -242,8 +242,8 @@ def exclusion(text: str, name: str = "") -> Exclusion:
 
 
 _MAX_SKIPS: Final = 50_000
-"""Steps over what is excluded, mostly whole days, before the search gives up: about half a second of work. Several
-specs, and hundreds of exclusions, cost more at each of them, and get fewer."""
+"""Excluded stretches to skip, mostly whole days, before the search gives up: about half a second of work. Several
+specs, and hundreds of exclusions, make each step more expensive, and get fewer."""
 _EXCLUSIONS_LIKE_A_SPEC: Final = 100
 
 
@@ -256,7 +256,7 @@ def spec(text: str, name: str = "") -> Cron | Every:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """All instants are epoch milliseconds. Both bounds belong to the time in which it runs."""
+    """Specs with zone, bounds and exclusions. All instants are epoch milliseconds; both bounds are inclusive."""
 
     specs: tuple[Spec, ...]
     zone: str = "UTC"
@@ -280,7 +280,7 @@ class Recurrence:
         if self.max_runs is not None and self.max_runs < 1:
             raise InvalidInput(f"max_runs is {self.max_runs}; leave it out, or give at least 1")
         if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
-            raise InvalidInput(f"the end ({self.end_ms} ms) lies before the start ({self.start_ms} ms)")
+            raise InvalidInput(f"the end ({self.end_ms} ms) is before the start ({self.start_ms} ms)")
 
     @classmethod
     def parse(
@@ -288,7 +288,7 @@ class Recurrence:
         overlap: Overlap = "first", exclude: Sequence[str | Exclusion] = (), start_ms: int | None = None,
         end_ms: int | None = None, max_runs: int | None = None,
     ) -> "Recurrence":  # fmt: skip
-        """From texts as people write them; `name` is the schedule's and decides where H falls."""
+        """Make a recurrence from texts as people write them; `name` is the schedule's and decides the place of H."""
         given = [specs] if isinstance(specs, str) else specs
         read = tuple(spec(one, name) if isinstance(one, str) else one for one in given)
         left_out = tuple(exclusion(one, name) if isinstance(one, str) else one for one in exclude)
@@ -300,9 +300,9 @@ class Recurrence:
         return any(isinstance(one, AfterEnd) for one in self.specs)
 
     def next_after(self, after_ms: int, *, runs: int = 0, ended_ms: int | None = None) -> int | None:
-        """The first run strictly later than `after_ms`; None when there is none.
+        """Return the first run strictly later than `after_ms`; None if there is none.
 
-        `runs` were made so far, for `max_runs`; `ended_ms` is the end of the last one, for a fixed delay."""
+        `runs` is the number of runs so far, for `max_runs`; `ended_ms` the end of the last, for a fixed delay."""
         if self.max_runs is not None and runs >= self.max_runs:
             return None
         if self.start_ms is not None:
@@ -318,7 +318,7 @@ class Recurrence:
         return None
 
     def between(self, from_ms: int, until_ms: int, limit: int = 1_000, *, runs: int = 0) -> list[int]:
-        """The first `limit` runs in [from_ms, until_ms)."""
+        """Return the first `limit` runs in [from_ms, until_ms)."""
         found: list[int] = []
         next_ms = self.next_after(from_ms - 1, runs=runs)
         while next_ms is not None and next_ms < until_ms and len(found) < limit:
@@ -350,7 +350,7 @@ class Recurrence:
         return None if end_s is None else min(end_s - segment.offset_s, segment.end_s) * 1000
 
     def _stands_in(self, segment: Segment, *, excluded: bool) -> bool:
-        """A run at the start of a segment is there only for times that were jumped over."""
+        """Return whether a run at the start of a segment stands for times that the clock skipped."""
         if self.gap != "shift" or segment.before_s >= segment.offset_s:
             return False
         local_s = segment.start_s + segment.offset_s
@@ -363,7 +363,7 @@ class Recurrence:
         )
 
     def _keeps_in_gap(self, segment: Segment) -> bool:
-        """Whether one of the times that were jumped over is not excluded: on them it is asked, not on when they run."""
+        """Return whether a skipped time is not excluded: exclusions apply to the planned times, not the actual ones."""
         end_s = segment.start_s + segment.offset_s
         for line in self.specs:
             if isinstance(line, Cron) and not line.absolute:
@@ -386,7 +386,7 @@ _FURTHEST_MS: Final = 50 * 366 * 86_400_000
 
 
 def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
-    """A cron line, an alias, `@every 30s` (counted from the anchor) or `@after-end 30s`."""
+    """Read a cron line, an alias, `@every 30s` (counted from the anchor) or `@after-end 30s`."""
     if text.strip()[: len(AFTER_END)].lower() == AFTER_END:
         return AfterEnd(delay_ms(text.strip()[len(AFTER_END) :].strip(), field=AFTER_END))
     read = spec(text, name)
@@ -394,22 +394,22 @@ def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
 
 
 class PlannedTimes:
-    """What a recurrence says, and its last answers."""
+    """A recurrence with a cache of its last answers."""
 
     __slots__ = ("_answers", "one_by_one", "recurrence")
 
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
         self.one_by_one = all(isinstance(one, AfterEnd) for one in recurrence.specs)
-        """By a delay alone: one time is planned, and no other before that run is over."""
+        """Only fixed delays: one time is planned, and no other before that run is over."""
         self._answers: dict[int, int | None] = {}
 
     def after(self, after_ms: int) -> int | None:
-        """The first planned time strictly later."""
+        """Return the first planned time strictly later."""
         answers = self._answers
         found = answers.get(after_ms, _UNKNOWN)
         if found == _UNKNOWN:
-            # Kept apart from what is remembered: a preview in another thread may ask, and clear it, meanwhile.
+            # Do not read it back from the cache: a preview in another thread may clear the cache meanwhile.
             found = self.recurrence.next_after(after_ms)
             if len(answers) >= _ANSWERS_KEPT:
                 answers.clear()
@@ -417,7 +417,7 @@ class PlannedTimes:
         return found
 
     def newest(self, from_ms: int, until_ms: int) -> int | None:
-        """The last planned time in [from_ms, until_ms]; found from the end, for there may be a great many."""
+        """Return the last planned time in [from_ms, until_ms], searching from the end: there may be very many."""
         step_ms = _FIRST_STEP_MS
         while step_ms < _FURTHEST_MS:
             start_ms = max(from_ms - 1, until_ms - step_ms)
@@ -432,9 +432,9 @@ class PlannedTimes:
         return None
 
     def last(self, count: int, from_ms: int, until_ms: int) -> int | None:
-        """The first of the last `count` planned times in [from_ms, until_ms]."""
+        """Return the first of the last `count` planned times in [from_ms, until_ms]."""
         step_ms = _FIRST_STEP_MS
-        while True:  # from the end, for there may be a great many
+        while True:  # from the end, because there may be a great many
             start_ms = max(from_ms, until_ms - step_ms)
             found = self.recurrence.between(start_ms, until_ms + 1, COUNTED_AT_MOST)
             if len(found) >= count or start_ms <= from_ms:
@@ -442,9 +442,9 @@ class PlannedTimes:
             step_ms *= 4
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """How many planned times lie in [from_ms, until_ms]: of one spec without exclusions by arithmetic.
+        """Return how many planned times are in [from_ms, until_ms]: by arithmetic for one spec without exclusions.
 
-        Of others one by one, and no more than COUNTED_AT_MOST."""
+        Others are counted one by one, up to COUNTED_AT_MOST."""
         recurrence = self.recurrence
         only = recurrence.specs[0] if len(recurrence.specs) == 1 and not recurrence.exclude else None
         last_ms = until_ms if recurrence.end_ms is None else min(until_ms, recurrence.end_ms)
@@ -464,7 +464,7 @@ class PlannedTimes:
 
 
 def slots_of(definition: "Definition") -> PlannedTimes:
-    """Schedules that say the same share one: at midnight all of them ask for the same next day."""
+    """Return the planned times; equal schedules share one: at midnight all of them ask for the same next day."""
     named = anchored = False
     for text in definition.specs:
         named = named or "H" in text or "h" in text

@@ -1,4 +1,4 @@
-"""A schedule as people look at it: its definition, its next runs, its last ones, and what is probably not meant."""
+"""A schedule for people: its definition, next and last runs, and warnings about probable mistakes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ FindingCode = Literal[
 
 _AHEAD_S: Final = 5 * 365 * 86_400
 SAMPLE: Final = 200
-"""Runs that are looked at."""
+"""Number of upcoming runs to check."""
 _MIDNIGHT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` is for programs and stays the same; `message` is for people and says what to do."""
+    """A warning. `code` is stable, for programs; `message` is for people and says what to do."""
 
     code: FindingCode
     message: str
@@ -43,10 +43,10 @@ def lint(
     max_per_second: int = 10,
     runs: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Everything worth a warning; `worst` is how long one run with all its retries may take. `usual_attempt_ms` is the
-    time limit of one attempt if nobody has chosen the retries.
+    """Return all warnings; `worst` is how long one run may take with all its retries. `usual_attempt_ms` is the time
+    limit of one attempt if nobody has chosen the retries.
 
-    `runs` are the next ones, as far as the caller has looked for them."""
+    `runs` are the next runs, if the caller has computed them."""
     found: list[Finding] = []
     for spec in recurrence.specs:
         if isinstance(spec, Cron):
@@ -68,7 +68,7 @@ def _midnight(cron: Cron) -> Iterator[Finding]:
         days = " ".join(ALIASES.get(cron.text.lower(), cron.text).split()[-3:])
         yield Finding(
             "midnight",
-            f"{cron.text!r} runs at midnight sharp, like everyone's; 'H H(0-5) {days}' spreads schedules by name",
+            f"{cron.text!r} runs exactly at midnight, like many others; 'H H(0-5) {days}' spreads schedules by name",
         )
 
 
@@ -129,7 +129,7 @@ def _clock_change_finding(
 def _pace(
     runs: Sequence[int], worst: WorstCase | None, usual_attempt_ms: int | None, max_per_second: int
 ) -> Iterator[Finding]:
-    """Looks at the next runs: what is too close there is too close."""
+    """Yield warnings about the spacing of the next runs."""
     shortest_ms = min((later - earlier for earlier, later in pairwise(runs)), default=None)
     if worst is not None and shortest_ms is not None and worst.ms > shortest_ms:
         yield Finding(
@@ -151,7 +151,7 @@ def _next_runs(next_after: Callable[[int], int | None], now_ms: int, count: int)
 
 
 class ScheduleView(msgspec.Struct, frozen=True):
-    """What is known of a schedule. Instants are epoch milliseconds."""
+    """Everything known about a schedule. Instants are epoch milliseconds."""
 
     name: str
     state: str
@@ -159,21 +159,21 @@ class ScheduleView(msgspec.Struct, frozen=True):
     definition: Definition
     generation: int
     next_ms: tuple[int, ...] = ()
-    """The next three planned times; the first is the one that waits in the timeline."""
+    """The next three planned times; the first is the one in the timeline."""
     due_ms: int | None = None
-    """When the first of them starts: later than planned where starts are spread."""
+    """When the first of them starts: later than planned if starts are spread."""
     runs: int = 0
     not_run: dict[str, int] = {}
     """Planned times that did not run, by reason: missed, overlap, paused, cancelled, lost."""
     recent_not_run: tuple[NotRun, ...] = ()
     last_runs: tuple[PastRun, ...] = ()
-    """The last that are over, the newest last."""
+    """The last finished runs, the newest last."""
     running_since_ms: int | None = None
-    """When the last run began, as long as its end was not seen."""
+    """When the last run began, while its end is not known."""
     worst_case: WorstCase | None = None
-    """How long one run may take with all its retries; None where nobody has asked the settings."""
+    """How long one run may take with all its retries; None if computed without settings."""
     findings: tuple[Finding, ...] = ()
-    """What is probably not meant, by the same settings."""
+    """Warnings, by the same settings."""
 
     @property
     def payload(self) -> Any:
@@ -182,7 +182,7 @@ class ScheduleView(msgspec.Struct, frozen=True):
         return definition.payload if definition.raw else msgspec.json.decode(definition.payload)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: times as ISO 8601 in the schedule's zone."""
+        """Return the view for programs: times as ISO 8601 in the schedule's zone."""
         at = partial(_iso, self.definition.zone)
         shown: dict[str, Any] = {
             "name": self.name,
@@ -227,20 +227,20 @@ def _run_as_dict(run: PastRun, at: Callable[[int], str]) -> dict[str, Any]:
 
 
 def written(definition: Definition) -> dict[str, Any]:
-    """A definition as people write it; what has its default is left out."""
+    """Return a definition as people write it, without fields that have their default."""
     said = _in_words(definition, definition.zone)
     return {word: said[word] for word in said if word in _ALWAYS or said[word] != _DEFAULTS[word]}
 
 
 def revision_as_dict(definition: Definition) -> dict[str, Any]:
-    """One revision, for programs: who wrote it, when and why, and what it says."""
+    """Return one revision, for programs: author, time, note, and definition."""
     about = {field: getattr(definition, field) for field in ("generation", "at_ms", "by", "note", "tz_version")}
     rest = _rest(definition)
     return {**about, **written(definition), **({} if rest is None else {"paused": rest})}
 
 
 def describe_changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
-    """What an edit changes, in the words in which it is written: field -> (before, after)."""
+    """Return the changes of an edit in input form: field -> (before, after)."""
     was = {**_in_words(old, new.zone), "timezone": old.zone, "paused": _rest(old)}
     now = {**_in_words(new, new.zone), "paused": _rest(new)}
     words = dict.fromkeys(_WORDS.get(field, field) for field in changes(old, new))
@@ -256,7 +256,7 @@ def _rest(definition: Definition) -> dict[str, Any] | None:
 
 
 def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
-    """All of it, instants as times of this zone."""
+    """Return all fields in input form, with instants as times of this zone."""
 
     def at(ms: int | None) -> str | None:
         return None if ms is None else _iso(zone_name, ms)
@@ -287,7 +287,7 @@ def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
 
 
 def span_text(ms: int) -> str:
-    """`90s`, `5m`: the largest unit that says it in whole numbers."""
+    """Return `90s` or `5m`: the span in the largest unit that gives a whole number."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if ms and ms % size == 0:
             return f"{ms // size}{unit}"
@@ -323,13 +323,13 @@ def view_of(definition: Definition, link: ChainState | None, now_ms: int) -> Sch
 
 
 class Backfilled(msgspec.Struct, frozen=True):
-    """What a backfill came to, or would come to."""
+    """Result, or preview, of a backfill."""
 
     planned: int
-    """Planned times in the range that have passed."""
+    """Past planned times in the range."""
     created: int
     kept: int
-    """Their ids are known: they ran, or wait to run."""
+    """Times whose ids are known: they ran, or wait to run."""
     first_ms: int | None = None
     last_ms: int | None = None
 
@@ -339,4 +339,4 @@ class SchedulePage(msgspec.Struct, frozen=True):
 
     schedules: list[ScheduleView]
     next: str | None
-    """Where to go on; None at the end."""
+    """Cursor of the next page; None on the last."""

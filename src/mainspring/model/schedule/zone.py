@@ -1,7 +1,7 @@
 """Time zones, and cron on their wall clocks: what happens when an hour is missing, or comes twice.
 
 The rules come from the package `tzdata` and never from the machine: nodes with the same pins plan the same times, and
-`tz_version` names the rules that are really used.
+`tz_version` names the rules actually in use.
 """
 
 from bisect import bisect_right
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 
 class Zone:
-    """An IANA zone. Safe to share among threads: what it remembers can only be computed again, the same."""
+    """An IANA zone. Threads may share it: its caches can only be computed again, with the same result."""
 
     __slots__ = ("_blocks", "_views", "info", "name")
 
@@ -45,13 +45,13 @@ class Zone:
         self._views: dict[int, tuple[list[int], list[Segment]]] = {}
 
     def segment(self, at_s: int) -> Segment:
-        """The run of constant offset around an instant."""
+        """Return the stretch of constant offset around an instant."""
         number = at_s // _BLOCK_S
         starts, segments = self._views.get(number) or self._view(number)
         return segments[bisect_right(starts, at_s) - 1]
 
     def changes(self, from_s: int, end_s: int) -> Iterator[Segment]:
-        """The segments that begin in [from_s, end_s) with another offset than before."""
+        """Yield the segments that begin in [from_s, end_s) with another offset than before."""
         segment = self.segment(from_s)
         while segment.end_s < end_s:
             segment = self.segment(segment.end_s)
@@ -59,16 +59,16 @@ class Zone:
                 yield segment
 
     def local_s(self, at_s: int) -> int:
-        """The wall clock at an instant, counted as if it were UTC."""
+        """Return the wall clock at an instant, counted as if it were UTC."""
         return at_s + self.segment(at_s).offset_s
 
     def datetime(self, at_ms: int) -> datetime:
-        """The instant as an aware datetime of this zone."""
+        """Return the instant as an aware datetime of this zone."""
         seconds, ms = divmod(at_ms, 1000)
         return datetime.fromtimestamp(seconds, self.info).replace(microsecond=ms * 1000)
 
     def _view(self, number: int) -> tuple[list[int], list[Segment]]:
-        """One block with both neighbours: an overlap that reaches over the edge of a block is still seen whole."""
+        """Return one block with both neighbours, so that an overlap across the edge of a block is seen whole."""
         runs: list[tuple[int, int]] = []
         for start_s, offset_s in self._block(number - 1) + self._block(number) + self._block(number + 1):
             if not runs or runs[-1][1] != offset_s:
@@ -82,7 +82,7 @@ class Zone:
         return view
 
     def _block(self, number: int) -> list[tuple[int, int]]:
-        """(start, offset) of each run in a block; the first start is the block's own."""
+        """Return (start, offset) of each run in a block; the first start is the block's own."""
         known = self._blocks.get(number)
         if known is not None:
             return known
@@ -100,7 +100,7 @@ class Zone:
         return runs
 
     def _change(self, low_s: int, high_s: int) -> int:
-        """The first second with the later offset; the two bounds differ."""
+        """Return the first second with the later offset; the two bounds differ."""
         before_s = self._offset(low_s)
         while high_s - low_s > 1:
             middle_s = (low_s + high_s) // 2
@@ -117,7 +117,7 @@ class Zone:
 
 @cache
 def zone(name: str) -> Zone:
-    """The zone of that IANA name."""
+    """Return the zone of that IANA name."""
     if name not in zone_names():
         raise InvalidInput(f"zone {name!r} is not in the time zone database {tz_version()}{_suggestion(name)}")
     with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
@@ -134,13 +134,13 @@ def _suggestion(name: str) -> str:
 
 @cache
 def zone_names() -> frozenset[str]:
-    """Every name the database knows, links included."""
+    """Return every name in the database, links included."""
     return frozenset(files("tzdata").joinpath("zones").read_text(encoding="ascii").split())
 
 
 @cache
 def tz_version() -> str:
-    """The release of the time zone database in use, such as 2026a."""
+    """Return the release of the time zone database in use, such as 2026a."""
     from tzdata import IANA_VERSION
 
     return str(IANA_VERSION)
@@ -158,15 +158,15 @@ Gap = Literal["shift", "skip"]
 Overlap = Literal["first", "second", "both"]
 
 _REACH_S: Final = 50 * 366 * 86_400
-"""How far to look. February 29 on a given weekday can be 40 years away."""
+"""How far to search. February 29 on a given weekday can be 40 years away."""
 _LAST_S: Final = 7_900 * 366 * 86_400
 """Calendars end with the year 9999."""
 
 
 def next_in_zone(cron: Cron, zone: Zone, after_s: int, gap: Gap = "shift", overlap: Overlap = "first") -> int | None:
-    """The first run strictly later than `after_s`, in epoch seconds and never before 1970.
+    """Return the first run strictly later than `after_s`, in epoch seconds and never before 1970.
 
-    None when there is none for fifty years."""
+    Return None if there is none for fifty years."""
     at_s = max(after_s, -1) + 1
     end_s = min(at_s + _REACH_S, _LAST_S)
     while at_s < end_s:
@@ -186,7 +186,7 @@ def next_in_zone(cron: Cron, zone: Zone, after_s: int, gap: Gap = "shift", overl
 def count_in_zone(
     cron: Cron, zone: Zone, from_s: int, end_s: int, gap: Gap = "shift", overlap: Overlap = "first"
 ) -> int:
-    """How many runs lie in [from_s, end_s): those that `next_in_zone` finds one after the other."""
+    """Return how many runs are in [from_s, end_s): those that `next_in_zone` finds one after the other."""
     at_s, count = max(from_s, 0), 0
     while at_s < end_s:
         segment = zone.segment(at_s)
@@ -194,7 +194,7 @@ def count_in_zone(
         if not cron.absolute:
             low_s, high_s = _window(segment, at_s, overlap)
             if gap == "shift" and at_s == segment.start_s and planned_in_gap(cron, segment) is not None:
-                low_s, count = low_s + 1, count + 1  # one that is planned for this very second is the same run
+                low_s, count = low_s + 1, count + 1  # a run planned for this same second is the same run
         high_s = min(high_s, end_s + segment.offset_s)
         if low_s < high_s:
             count += cron.count_local(low_s, high_s)
@@ -203,7 +203,7 @@ def count_in_zone(
 
 
 def _window(segment: Segment, at_s: int, overlap: Overlap) -> tuple[int, int]:
-    """The local seconds of a segment from `at_s` on, without those of an overlap that belong to its neighbour."""
+    """Return the local seconds of a segment from `at_s` on, without an overlap that belongs to its neighbour."""
     from_s, end_s = at_s + segment.offset_s, segment.end_s + segment.offset_s
     if overlap == "first":
         from_s = max(from_s, segment.start_s + segment.before_s)
@@ -213,12 +213,12 @@ def _window(segment: Segment, at_s: int, overlap: Overlap) -> tuple[int, int]:
 
 
 def planned_in_gap(cron: Cron, segment: Segment) -> int | None:
-    """The first planned local second that is jumped over at the start of a segment."""
+    """Return the first planned local second that is skipped at the start of a segment."""
     return _first(cron, segment.start_s + segment.before_s, segment.start_s + segment.offset_s)
 
 
 def planned_in_overlap(cron: Cron, segment: Segment) -> int | None:
-    """The first planned local second that comes again at the start of a segment."""
+    """Return the first planned local second that repeats at the start of a segment."""
     return _first(cron, segment.start_s + segment.offset_s, segment.start_s + segment.before_s)
 
 

@@ -1,1 +1,1 @@
-"""Where tasks go: the names of targets, webhooks, commands and URLs."""
+"""Destinations of tasks: the names of targets, webhooks, commands and URLs."""

@@ -13,7 +13,7 @@ from ..times import delay_ms
 from .names import COMMANDS, check_queue
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
-"""All that a command gets of the worker's environment; everything else must be named in `env`."""
+"""The environment variables that a command inherits from the worker; all others must be named in `env`."""
 
 MOST_OUTPUT: Final = 64 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -22,7 +22,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What `command:<name>` starts: a list of arguments, never a line for a shell."""
+    """A program that `command:<name>` starts: a list of arguments, never a line for a shell."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -30,9 +30,9 @@ class Command:
     """None: the worker's own folder."""
     timeout_ms: int = 3_600_000
     kill_after_ms: int = 5_000
-    """Between the request to end (SIGTERM) and the end (SIGKILL)."""
+    """Time between the request to end (SIGTERM) and the kill (SIGKILL)."""
     output_bytes: int = 4_096
-    """Kept of standard output and of standard error, each: the end of it."""
+    """Bytes to keep of standard output and of standard error each, from the end."""
     queue: str = COMMANDS
     arguments: bool = False
     """A task may add arguments: payload `{"args": [...]}`."""
@@ -41,10 +41,10 @@ class Command:
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0] or any("\0" in one for one in self.argv):
-            raise InvalidInput(f"argv is {list(self.argv)!r}; give a list of texts, the program first")
+            raise InvalidInput(f"argv is {list(self.argv)!r}; give a list of strings, the program first")
         for name, value in self.env:
             if not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise InvalidInput(f"env: {name!r} = {value!r} is no variable; names are letters, digits and _")
+                raise InvalidInput(f"env: {name!r} = {value!r} is not a variable; names are letters, digits and _")
         check_queue(self.queue)
         if self.timeout_ms < 1:
             raise InvalidInput("timeout is 0; give the longest time the command may take")
@@ -109,7 +109,7 @@ def read_command(table: object) -> Command:
 
 
 def write_commands(commands: Commands) -> str:
-    """The JSON text from which `read_commands` makes these again."""
+    """Return the JSON text from which `read_commands` makes these commands again."""
     return json.dumps({name: _table(command) for name, command in commands.items()}) if commands else ""
 
 
@@ -132,17 +132,17 @@ def _table(command: Command) -> dict[str, Any]:
 
 def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise TypeError(f"expected a list of texts, not {value!r}: a command is never a line for a shell")
+        raise TypeError(f"expected a list of strings, not {value!r}: a command is never a line for a shell")
     if strange := [one for one in value if not isinstance(one, str)]:
-        raise TypeError(f"expected a list of texts, and {strange[0]!r} is none")
+        raise TypeError(f"expected a list of strings, but {strange[0]!r} is not a string")
     return tuple(value)
 
 
 def _variables(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"expected a table of texts, not {value!r}")
+        raise TypeError(f"expected a table of strings, not {value!r}")
     if strange := [name for name, text in value.items() if not isinstance(text, str)]:
-        raise TypeError(f"expected texts, and {strange[0]} has {value[strange[0]]!r}")
+        raise TypeError(f"expected strings, but {strange[0]} has {value[strange[0]]!r}")
     return tuple(sorted(value.items()))
 
 
@@ -183,4 +183,4 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "result_ttl": ("result_ttl_ms", _span),
     "retry": ("retry", _policy),
 }
-"""The settings of a command by the names people type: the field, and how it is read."""
+"""The settings of a command by the names people type: the field, and its reader."""

@@ -33,16 +33,16 @@ class Plain:
 
     @property
     def limit(self) -> Limit:
-        """On all nodes together."""
+        """The limit over all nodes together."""
         return Limit(self.rate, self.concurrency)
 
     def __post_init__(self) -> None:
         Limit(self.rate, self.concurrency)
         scheme = check_target(self.address)
         if scheme == SCHEME:
-            raise InvalidInput(f"address {self.address!r} is a named target again; give what it stands for")
+            raise InvalidInput(f"address {self.address!r} is another named target; give the address it stands for")
         if scheme in HANDED_OFF:
-            # A worker finds what to run by the target that the task itself carries; the name would mean nothing to it.
+            # A worker chooses its handler by the target in the task itself, so it could not use the name.
             raise InvalidInput(
                 f"address {self.address!r} is run by workers, and names are known to nodes only; put tasks to that"
                 " target itself, and its rules under [queue.<name>] or [commands.<name>]"
@@ -63,7 +63,7 @@ class Targets(Mapping[str, TargetSpec]):
 
     @classmethod
     def read(cls, tables: Mapping[str, object]) -> "Targets":
-        """From one table a target, as in `[targets.<name>]`."""
+        """Read one table per target, as in `[targets.<name>]`."""
         specs = {}
         for name, table in tables.items():
             try:
@@ -73,15 +73,15 @@ class Targets(Mapping[str, TargetSpec]):
         return cls(specs)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What `read` makes these targets of again; secrets included."""
+        """Return the tables from which `read` makes these targets again, secrets included."""
         return {name: _kind_of(spec).write(spec) | _shared_table(spec) for name, spec in self._specs.items()}
 
     def retries(self) -> dict[str, RetryPolicy]:
-        """The policies of those that have one, by the target that tasks name."""
+        """Return the retry policies, by target as named in tasks."""
         return {f"{SCHEME}:{name}": spec.retry for name, spec in self._specs.items() if spec.retry is not None}
 
     def limits(self) -> dict[str, Limit]:
-        """What all nodes together may send to those that have a limit."""
+        """Return the limits over all nodes together, by target."""
         limits = {f"{SCHEME}:{name}": spec.limit for name, spec in self._specs.items()}
         return {target: limit for target, limit in limits.items() if limit}
 
@@ -119,7 +119,7 @@ class _Kind(NamedTuple):
 def _read_plain(table: Mapping[str, object]) -> Plain:
     address, concurrency = table["address"], table.get("concurrency")
     if not isinstance(address, str):
-        raise InvalidInput(f"address: expected a text, not {type(address).__name__}")
+        raise InvalidInput(f"address: expected a string, not {type(address).__name__}")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
         raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
     return Plain(address, rate=Rate.read(table["rate"]) if "rate" in table else None, concurrency=concurrency)
@@ -136,7 +136,7 @@ _KINDS: Final = {
     "url": _Kind("a webhook", WEBHOOK_SETTINGS, Webhook, read_webhook, webhook_table),
     "address": _Kind("a target with an address", ("address", "rate", "concurrency"), Plain, _read_plain, _plain_table),
 }
-"""By the setting that every target of the kind has."""
+"""Kinds of targets by the setting that identifies them."""
 
 _SHARED: Final = ("retry", "breaker", "lane_policy")
 """Settings that every kind of target may have."""
@@ -148,9 +148,9 @@ def _read_spec(table: object) -> TargetSpec:
     found = [kind for name, kind in _KINDS.items() if name in table]
     if not found:
         every = dict.fromkeys(name for kind in _KINDS.values() for name in kind.settings)
-        check_known(table, (*every, *_SHARED), "a target")  # its url may be there, misspelt
+        check_known(table, (*every, *_SHARED), "a target")  # the identifying setting may be misspelt
     if len(found) != 1:
-        raise InvalidInput(f"give one of {', '.join(_KINDS)}, to say what it is")
+        raise InvalidInput(f"give exactly one of {', '.join(_KINDS)} to choose the kind of target")
     check_known(table, (*found[0].settings, *_SHARED), found[0].what)
     spec = found[0].read({name: value for name, value in table.items() if name not in _SHARED})
     try:

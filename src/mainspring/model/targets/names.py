@@ -1,4 +1,4 @@
-"""Where a task goes: targets, queues, and which queue a target belongs to."""
+"""Names of targets and queues, and the queue that a target belongs to."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS: Final = "commands"
-"""The queue of `command:` targets that have no queue of their own."""
+"""The queue of `command:` targets that do not name another one."""
 
 HANDED_OFF: Final = frozenset({"queue", "command"})
 """Schemes of targets whose tasks workers run."""
@@ -47,24 +47,24 @@ def queue_named(target: str, commands: Mapping[str, str]) -> str | None:
 
 
 def queue_of(target: str, commands: Mapping[str, str] | None = None) -> str:
-    """The queue of `queue:<queue>/<handler>` or `command:<name>`; `commands` maps names of commands to other queues."""
+    """Return the queue of `queue:<queue>/<handler>` or `command:<name>`; `commands` maps commands to other queues."""
     if commands and target.startswith("command:"):
         return check_queue(commands.get(target.removeprefix("command:"), COMMANDS))
     return _queue_named_by(target)
 
 
 SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target"})
-"""Those that are built in. Packages may bring others."""
+"""The built-in schemes. Packages may add others."""
 
 SINK_GROUP: Final = "mainspring.sinks"
-"""The group of entry points by which packages bring sinks; the name of one is the scheme of its targets."""
+"""The group of entry points by which packages add sinks; an entry point's name is the scheme of its targets."""
 
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 
 
 def sink_entry_points() -> Sequence["EntryPoint"]:
-    """What the packages installed here bring; nothing of it is imported."""
+    """Return the sinks of installed packages, without importing them."""
     from importlib.metadata import entry_points  # here: it takes a while, and most programs never ask
 
     return sorted(entry_points(group=SINK_GROUP), key=lambda point: (point.name, point.value))
@@ -76,19 +76,19 @@ def _brought() -> frozenset[str]:
 
 
 def is_scheme(text: str) -> bool:
-    """Whether it can be one, known or not."""
+    """Return whether the text is a valid scheme, known or not."""
     return _SCHEME.fullmatch(text) is not None
 
 
 def known_scheme(text: str) -> bool:
-    """Built in, or brought by a package that is installed here."""
+    """Return whether a scheme is built in, or added by a package that is installed here."""
     return text in SCHEMES or (is_scheme(text) and text in _brought())
 
 
 def check_target(target: object) -> str:
     """Return the target's scheme, or refuse it with the reason."""
     if not isinstance(target, str):
-        raise InvalidInput(f"target is a {type(target).__name__}; give a text such as 'kafka:ticks'")
+        raise InvalidInput(f"target is a {type(target).__name__}; give a string such as 'kafka:ticks'")
     return _scheme_of(target if type(target) is str else plain(target))
 
 
@@ -120,8 +120,8 @@ def _unknown(target: str, scheme: str) -> str:
     if not is_scheme(scheme):
         return text
     return (
-        f"{text}. If a package brings {scheme}: to the nodes, install it here too (entry point {SINK_GROUP!r}), or let"
-        " the nodes name it and use target:<name>"
+        f"{text}. If a package adds {scheme}: to the nodes, install it here too (entry point {SINK_GROUP!r}), or use a"
+        " named target of the nodes, target:<name>"
     )
 
 
@@ -148,5 +148,5 @@ def _receiver_of(target: str) -> str:
 
 
 def shown_target(target: str) -> str:
-    """For logs and listings: the query of a web address often holds keys."""
+    """Return the target for logs and listings, without the query, which often holds keys."""
     return target.partition("?")[0] + "?…" if target.startswith("http") and "?" in target else target

@@ -1,7 +1,7 @@
-"""Web addresses and addresses to listen on, read strictly: what two programs could read differently is refused.
+"""Web addresses and addresses to listen on, read strictly: text that two programs could read differently is refused.
 
-A guard that judges one host while the connection goes to another guards nothing. So there is one reading, this
-one, and whatever is sent is put together again from its parts.
+A guard that checks one host while the connection goes to another is useless. So every address is parsed here, and sent
+addresses are put together again from their parts.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 _HOST_NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _AMBIGUOUS: Final = re.compile("[\u00df\u03c2\u200c\u200d]")
-"""Letters that the two standards for names in other scripts turn into different names."""
+"""Letters that the two standards for international names turn into different names."""
 
 IpAddress = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
 class WebUrl:
-    """The parts of an address, each in its one form: lower case, ASCII, no trailing dot."""
+    """The normalised parts of an address: lower case, ASCII, no trailing dot."""
 
     scheme: str
     host: str
@@ -37,7 +37,7 @@ class WebUrl:
     path: str
     """Path and query."""
     address: IpAddress | None
-    """The host, where it is a number and not a name."""
+    """The host if it is an IP address, not a name."""
 
     @property
     def authority(self) -> str:
@@ -49,21 +49,21 @@ class WebUrl:
 
     @property
     def shown(self) -> str:
-        """For logs: queries often hold keys."""
+        """The URL for logs, without the query, which often holds keys."""
         path, mark, _ = self.path.partition("?")
         return f"{self.scheme}://{self.authority}{path}{mark and '?…'}"
 
 
 def shown_address(text: str) -> str:
-    """An address that may be none, for errors: what stands before an @ may be a password, and a query often holds keys.
+    """Return a possibly malformed address for errors: text before an @ may be a password, and a query often holds keys.
 
-    Prefers hiding too much."""
+    If in doubt, hide."""
     scheme, mark, rest = text.partition("://")
     if not mark:
         scheme, rest = "", text
     place, *query = _QUERY.split(rest, maxsplit=1)
     if query and "@" in query[0]:
-        return f"{scheme}{mark}…"  # who knows whether the query began there
+        return f"{scheme}{mark}…"  # the query may not begin there
     place = place.rpartition("@")[2] if mark else place
     return f"{scheme}{mark}{place}"[:80] + ("?…" if query else "")
 
@@ -77,7 +77,7 @@ def parse_web_url(text: str) -> WebUrl:
     if _UNSAFE.search(text):
         _refuse(text, "it holds spaces, control characters or backslashes; percent-encode them")
     if "@" in authority:
-        _refuse(text, "user and password do not belong into it; use a named target with auth")
+        _refuse(text, "user and password do not belong in it; use a named target with auth")
     host, port = _split(text, authority)
     name, address = _host(text, host)
     try:
@@ -96,7 +96,7 @@ def _split(text: str, authority: str) -> tuple[str, int | None]:
     if authority.startswith("["):
         host, bracket, rest = authority.partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            _refuse(text, "an IPv6 address stands in brackets, as in http://[2001:db8::1]/")
+            _refuse(text, "an IPv6 address must be in brackets, as in http://[2001:db8::1]/")
         host, port = host + bracket, rest[1:]
     else:
         host, _, port = authority.partition(":")
@@ -112,19 +112,19 @@ def _host(text: str, host: str) -> tuple[str, IpAddress | None]:
         try:
             address = IPv6Address("" if "%" in host else host[1:-1])
         except AddressValueError:
-            _refuse(text, "that is no IPv6 address (zones such as %eth0 are not accepted)")
+            _refuse(text, "it has an invalid IPv6 address (zones such as %eth0 are not accepted)")
         return str(address), address
     name = _ascii(text, host).lower().removesuffix(".")
     if not name:
         _refuse(text, "it names no host")
     if not _HOST_NAME.fullmatch(name) or len(name) > 253:
-        _refuse(text, "that is no name of a host")
+        _refuse(text, "its host name is invalid")
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
         return name, None
     try:
         return name, IPv4Address(name)
     except AddressValueError:
-        _refuse(text, "an IPv4 address is written as four decimal numbers, as in 192.0.2.1")
+        _refuse(text, "an IPv4 address needs four decimal numbers, as in 192.0.2.1")
 
 
 def _ascii(text: str, host: str) -> str:
@@ -135,7 +135,7 @@ def _ascii(text: str, host: str) -> str:
     try:
         return host.encode("idna").decode()
     except UnicodeError:
-        _refuse(text, "that is no name of a host")
+        _refuse(text, "its host name is invalid")
 
 
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
@@ -145,7 +145,7 @@ _LIKE_A_NETWORK: Final = re.compile(r"[0-9.]+(?:/.*)?|.*[:/].*")
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Networks and names. `*.example.org` means every name below example.org, not itself."""
+    """Allowed networks and names. `*.example.org` means every name below example.org, not itself."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
     names: frozenset[str] = frozenset()
@@ -180,21 +180,21 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(entry)
     except ValueError as error:
-        raise InvalidInput(f"{entry!r} is no network: {error}") from None
+        raise InvalidInput(f"{entry!r} is not a network: {error}") from None
 
 
 class HostPort(NamedTuple):
     host: str
     port: int
-    """0: any that is free."""
+    """The port; 0 means any free one."""
 
     @classmethod
     def parse(cls, text: str) -> "HostPort":
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise InvalidInput(f"{text!r} is no address to listen on; write host:port, e.g. 127.0.0.1:9100")
+            raise InvalidInput(f"{text!r} is not an address to listen on; write host:port, e.g. 127.0.0.1:9100")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise InvalidInput(f"{text!r} is no address to listen on; an IPv6 address stands in brackets: [::1]:9100")
+            raise InvalidInput(f"{text!r} is not an address to listen on; put the IPv6 address in brackets: [::1]:9100")
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
@@ -202,8 +202,8 @@ class HostPort(NamedTuple):
 
 
 def read_api_url(url: str) -> SplitResult:
-    """The parts of an address; whatever it holds besides may be a secret, and is not repeated."""
-    with contextlib.suppress(ValueError):  # a port that is none
+    """Return the parts of an API address. Any other content may be a secret, and is not repeated in the error."""
+    with contextlib.suppress(ValueError):  # an invalid port
         parts = urlsplit(url)
         plain = not (parts.query or parts.fragment or parts.username or parts.password)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and plain:

@@ -1,4 +1,4 @@
-"""A webhook: where, how and with which credentials; as an object and as a table of settings."""
+"""A webhook: address, request settings and credentials; as an object and as a table of settings."""
 
 import base64
 import binascii
@@ -26,7 +26,7 @@ RESPONSE_BYTES: Final = 4 * 1024
 MAX_RESPONSE_BYTES: Final = 64 * 1024
 MAX_RESULT_TTL_S: Final = 366 * 86_400
 TIMEOUT_S: Final = 15.0
-"""For an answer, where neither a task nor a target nor the settings say how long."""
+"""Seconds to wait for an answer, if neither the task nor its target nor the settings give a timeout."""
 MAX_TIMEOUT_S: Final = 600.0
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
@@ -40,7 +40,7 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Basic:
-    """User and password."""
+    """Basic authentication with user and password."""
 
     user: str
     password: str
@@ -59,7 +59,7 @@ class Basic:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bearer:
-    """A token."""
+    """Bearer authentication with a token."""
 
     token: str
 
@@ -77,7 +77,7 @@ class Bearer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Webhook:
-    """What a delivery over HTTP needs to know. None leaves a choice to the node's settings."""
+    """The settings of a delivery over HTTP. None leaves a choice to the node's settings."""
 
     url: str
     method: str = "POST"
@@ -87,17 +87,17 @@ class Webhook:
     ca_file: str | None = None
     """The authority that signed the server's certificate; None means those that the system trusts."""
     secrets: tuple[str, ...] = ()
-    """Each signs; give the new one beside the old one while receivers change over."""
+    """Secrets that each sign; give the new one beside the old one while receivers change over."""
     response_bytes: int = RESPONSE_BYTES
-    """How much of an answer's body is kept."""
+    """Bytes to keep of an answer's body."""
     result_ttl_s: float | None = None
     """How long the answer to a successful call is kept with the run."""
     gone_disables: bool = False
-    """410 Gone: nothing more is sent there, by any node, until somebody resumes the target."""
+    """After 410 Gone no node sends to the target any more, until it is resumed."""
     concurrency: int | None = None
-    """Requests at one time. The limits of its host, which all targets on it share, hold besides."""
+    """Concurrent requests. The limits of the host, which all its targets share, apply as well."""
     rate: Rate | float | str | None = None
-    """Requests a second, or as settings have it: `100/s burst 50`. Kept as a `Rate`."""
+    """Requests per second, as a number or as in settings: `100/s burst 50`. Stored as a `Rate`."""
     retry: RetryPolicy | None = None
     breaker: BreakerPolicy | None = None
     lane_policy: LanePolicy | None = None
@@ -108,7 +108,7 @@ class Webhook:
             raise InvalidInput(f"method is {self.method!r}; use one of {', '.join(METHODS)}")
         _check_headers(self.headers, with_auth=self.auth is not None)
         if self.ca_file is not None and (parsed.scheme != "https" or not PurePath(self.ca_file).name):
-            raise InvalidInput(f"ca_file is {self.ca_file!r}; it names a file, and only an https:// address has a use")
+            raise InvalidInput(f"ca_file is {self.ca_file!r}; give a file name, for an https:// address only")
         for secret in self.secrets:
             secret_key(secret)
         for name, value, low, high in (
@@ -124,12 +124,12 @@ class Webhook:
 
     @property
     def limit(self) -> Limit:
-        """Its own, on all nodes together."""
+        """The target's own limit, over all nodes together."""
         return Limit(None if self.rate is None else Rate.read(self.rate), self.concurrency)
 
     @property
     def address(self) -> str:
-        """The target that this stands for."""
+        """The target that the name stands for."""
         return self.url
 
     @property
@@ -149,7 +149,7 @@ def is_web(target: str) -> bool:
 
 
 def secret_key(secret: str) -> bytes:
-    """The bytes that sign; the secret itself never stands in an error."""
+    """Return the signing key; errors never repeat the secret."""
     if not secret.startswith(SECRET_PREFIX):
         raise InvalidInput(f"a signing secret must start with '{SECRET_PREFIX}', followed by base64")
     try:
@@ -157,7 +157,7 @@ def secret_key(secret: str) -> bytes:
     except (binascii.Error, ValueError):
         raise InvalidInput(f"a signing secret is not base64 after '{SECRET_PREFIX}'") from None
     if not 24 <= len(key) <= 64:
-        raise InvalidInput(f"a signing secret has {len(key)} bytes; the specification wants 24 to 64")
+        raise InvalidInput(f"a signing secret has {len(key)} bytes; the specification requires 24 to 64")
     return key
 
 
@@ -166,7 +166,7 @@ def _check_headers(headers: tuple[tuple[str, str], ...], *, with_auth: bool) -> 
     for name, value in headers:
         low = name.lower()
         if not _TOKEN.fullmatch(name):
-            raise InvalidInput(f"headers: {name!r} is no name of a header")
+            raise InvalidInput(f"headers: {name!r} is not a valid header name")
         if low in _OURS or low.startswith("mainspring-"):
             raise InvalidInput(f"headers: {name} is set by Mainspring itself; leave it out")
         if low == "authorization" and with_auth:
@@ -179,7 +179,7 @@ def _check_headers(headers: tuple[tuple[str, str], ...], *, with_auth: bool) -> 
 
 
 def read_webhook(table: Mapping[str, object]) -> Webhook:
-    """The webhook a table describes; what is wrong or unknown is named."""
+    """Return the webhook that a table describes; errors name wrong or unknown settings."""
     check_known(table, _FIELDS, "a webhook")
     fields = {}
     for name, value in table.items():
@@ -189,7 +189,7 @@ def read_webhook(table: Mapping[str, object]) -> Webhook:
 
 
 def webhook_table(hook: Webhook) -> dict[str, Any]:
-    """The table from which `read_webhook` makes this webhook again."""
+    """Return the table from which `read_webhook` makes this webhook again."""
     table: dict[str, Any] = {"url": hook.url, "method": hook.method, "gone_disables": hook.gone_disables}
     if hook.headers:
         table["headers"] = dict(hook.headers)
@@ -215,7 +215,7 @@ def webhook_table(hook: Webhook) -> dict[str, Any]:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(f"{name}: expected a text, not {type(value).__name__}")
+        raise InvalidInput(f"{name}: expected a string, not {type(value).__name__}")
     return value
 
 
@@ -232,7 +232,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def _rate(name: str, value: object) -> Rate:
-    del name  # what is no rate says so itself
+    del name  # Rate.read names the setting itself
     return Rate.read(value)
 
 
@@ -250,7 +250,7 @@ def _secrets(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (list, tuple)):
-        raise InvalidInput(f"{name}: expected a list of texts")
+        raise InvalidInput(f"{name}: expected a list of strings")
     return tuple(_text(name, one) for one in value)
 
 
