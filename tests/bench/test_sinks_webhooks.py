@@ -21,4 +21,4 @@ def test_webhooks_are_measured_beside_the_bare_library_and_none_is_lost() -> Non
 def test_an_unknown_kind_is_refused_with_those_that_exist() -> None:
     result = CliRunner().invoke(app, ["sinks", "--only", "fax"])
     assert result.exit_code == 2
-    assert "--only fax: there are " in result.output
+    assert "--only fax: unknown; give " in result.output
