@@ -31,7 +31,7 @@ log = logging.getLogger("mainspring.cluster")
 
 
 def assign(current: Sequence[str], weights: Mapping[str, int]) -> list[str]:
-    """The new owner of each partition. `current` names the present one, or "" where there is none."""
+    """Return the new owner of each partition. `current` names the present owner, or "" if there is none."""
     if not weights:
         return list(current)
     seats = _seats(current, weights)
@@ -50,7 +50,7 @@ def assign(current: Sequence[str], weights: Mapping[str, int]) -> list[str]:
 
 
 def _seats(current: Sequence[str], weights: Mapping[str, int]) -> dict[str, int]:
-    """How many partitions each node gets: its share rounded down, and one more for those with the largest rest.
+    """Return how many partitions each node gets: its share rounded down, and one more for those with the largest rest.
 
     Where the rests are equal the extra seats go to nodes that would otherwise have to give a partition away.
     """
@@ -69,10 +69,10 @@ def _rank(node: str, partition: int) -> bytes:
 
 
 BEATS_A_LEASE: Final = 3
-"""One lost beat must not cost the membership."""
+"""Heartbeats per lease, so that one lost beat does not cost the membership."""
 
 JOIN_WAIT_LEASES: Final = 1.5
-"""Leases that a node waits at most for its own id to become free after a crash."""
+"""Most leases that a node waits for its own id to become free after a crash."""
 
 
 class Membership:
@@ -88,8 +88,8 @@ class Membership:
         follow: Callable[[set[int], set[int]], None],
     ) -> None:
         self._store = store
-        # One that does not answer, or not now, is asked again by the next step: a stop must not wait for it, and
-        # a beat that hangs would cost the membership.
+        # Use short timeouts and let the next step repeat a failed call: a stop must not wait for it, and a hanging beat
+        # would cost the membership.
         self._urgent_store = store.urgent(timeout_s=max(1.0, lease_s / 2))
         self._who = Identity(node, secrets.token_hex(8), int(lease_s * 1000))
         self.lease_s = lease_s
@@ -108,13 +108,13 @@ class Membership:
 
     @property
     def leads(self) -> bool:
-        """A leader that is cut off steps down by itself, before its lease is over on the server."""
+        """Whether this node leads. A disconnected leader steps down by itself, before its lease ends on the server."""
         return steady_s() < self._leads_until
 
-    # -- coming ------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Register. A predecessor that crashed is waited for until its lease is over; a live one is an error."""
+        """Register. Wait for the lease of a crashed predecessor to end; a live one is an error."""
         other = await self.join()
         if other is None:
             return
@@ -129,7 +129,7 @@ class Membership:
             other = await self.join()
 
     async def join(self) -> NodeIdTaken | None:
-        """Register; the answer says who has the id, if somebody has."""
+        """Register; return the present holder if the id is taken."""
         answer = await members.join(self._store, self._who, self._describe())
         if isinstance(answer, NodeIdTaken):
             return answer
@@ -139,13 +139,13 @@ class Membership:
         return None
 
     def _refusal(self, other: NodeIdTaken) -> ConfigError:
-        """Two live nodes must not share an id."""
+        """Return the error for an id that another live node has."""
         return ConfigError(
             f"node id {self.id!r} is in use by process {other.about.pid} on {other.about.host}; give this node another"
             " --node-id, or leave it out and one is generated"
         )
 
-    # -- living ------------------------------------------------------------------------------------------
+    # -- beating -----------------------------------------------------------------------------------------
 
     async def step(self) -> float:
         asked_at, about = steady_s(), self._describe()
@@ -154,9 +154,7 @@ class Membership:
         if view is None:
             return await self._come_back()
         if about.waiting and about.waiting != self._waiting:
-            await members.announce(
-                self._urgent_store
-            )  # whoever holds these shall not learn of it a third of a lease later
+            await members.announce(self._urgent_store)  # wake the present owners at once, not at their next beat
         self._waiting = about.waiting
         led, leads = self.leads, view.leader == self.id and not self._leaving
         self._leads_until = asked_at + self.lease_s if leads else 0.0
@@ -168,7 +166,7 @@ class Membership:
                 return 0.0
             view = planned
         self._take(view)
-        # Whoever is next must notice at once when a lease ends, not a third of a lease later.
+        # A successor must notice at once when a lease ends, not a third of a lease later.
         others = (one.left_ms / 1000 + 0.005 for one in view.members.values() if one.id != self.id)
         return min(self.lease_s / BEATS_A_LEASE, *others, self.lease_s)
 
@@ -197,56 +195,57 @@ class Membership:
         self._follow(mine, asked)
 
     async def _come_back(self) -> float:
-        """This node was away for longer than its lease: it starts at the end of the line."""
+        """Join again after losing the lease: this node is now the newest."""
         self._leads_until = 0.0
         if self._leaving:
             return self.lease_s
-        log.warning("node %s was away for longer than its lease; joining again", self.id)
-        # The server may have been away, and then so were all: a plan without them would move everything, twice.
+        log.warning("node %s was out of contact for longer than its lease; joining again", self.id)
+        # The server may have been down, and then all nodes were: a plan without the others would move everything,
+        # twice.
         self._plans_from = steady_s() + self.lease_s / 2
         if (other := await self.join()) is not None:
             raise self._refusal(other)
         return 0.0
 
-    # -- going -------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------------
 
     async def withdraw(self) -> None:
-        """Begin to leave: lead no more, be planned for nothing more."""
+        """Begin to leave: do not lead, and be left out of the plan."""
         self._leaving = True
         self._leads_until = 0.0
         try:
             await members.beat(self._urgent_store, self._who, self._describe(), leaving=True)
             await members.announce(self._urgent_store)
         except StoreError as error:
-            log.warning("the other nodes could not be told of the stop (%s); they notice by the lease", error)
+            log.warning("could not announce the stop to the other nodes (%s); they notice when the lease ends", error)
 
     async def leave(self) -> None:
         try:
             await members.leave(self._urgent_store, self._who)
         except StoreError as error:
-            log.warning("node %s could not sign off (%s); its lease runs out", self.id, error)
+            log.warning("node %s could not unregister (%s); its lease will expire", self.id, error)
 
 
 class Seat:
-    """Started before the engine, so that it knows what is planned for it; stopped around it."""
+    """A node's place in the cluster. Started before the engine, so that the plan is known; stopped after it."""
 
     def __init__(self, store: Store, membership: Membership, called: Callable[[], None]) -> None:
         self._store = store
         self._called = called
         self._subscription: Subscription | None = None
         self.joined = False
-        """Registered, or perhaps so: the reply may have been lost. Then `stop` signs off."""
+        """True if registered, or perhaps registered because the reply was lost. Then `stop` unregisters."""
         self.membership = membership
-        # After a failure it comes back within the lease: a short outage must not cost the membership.
+        # After a failure, retry within the lease: a short outage must not cost the membership.
         self.loop = Loop("membership", membership.step, max_backoff_s=min(2.0, membership.lease_s / 4))
 
     @property
     def view(self) -> ClusterView | None:
-        """The cluster as of the last beat."""
+        """The cluster as of the last heartbeat."""
         return self.membership.view
 
     async def start(self) -> None:
-        """Take a place among the nodes. Raises ConfigError when a live node has the same id."""
+        """Join the cluster. Raise ConfigError if a live node has the same id."""
         self.joined = True
         try:
             await self.membership.enter()
@@ -271,13 +270,13 @@ class Seat:
         await self.membership.leave()
 
     def _wake(self) -> None:
-        """Something changed: a node came or went, a plan was written, a partition was released."""
+        """Handle a change: a node joined or left, a plan was written, or a partition was released."""
         self.loop.wake()
         self._called()
 
 
 def holder(holding: Holding) -> str:
-    """The node that holds a partition; empty when none does."""
+    """Return the node that holds a partition; empty if none does."""
     return holding.owner.rpartition("/")[0]
 
 

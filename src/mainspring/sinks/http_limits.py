@@ -24,7 +24,7 @@ Send = Callable[[Delivery], Awaitable[Outcome]]
 
 
 class RequestBatch:
-    """A batch of requests: those from `next` to `end` are still to be begun."""
+    """A batch of requests; those from `next` to `end` have not begun."""
 
     __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send", "waited")
 
@@ -116,7 +116,7 @@ class RatePace:
         """Time at which the requests so far fit the rate. A burst goes ahead of it."""
 
     def wait_s(self) -> float:
-        """Until the next may go; 0 or less when it may go now."""
+        """Return the seconds until the next request may go; 0 or less if it may go now."""
         return self.next_at - self._ahead_s - time.monotonic() if self._interval_s else 0.0
 
     def took(self) -> None:
@@ -125,7 +125,7 @@ class RatePace:
 
 
 class RequestQueue:
-    """Waiting requests, first come first served, and how many are in flight."""
+    """Waiting requests in order of arrival, and the number in flight."""
 
     def __init__(self, limits: Limits) -> None:
         self.most = limits.concurrency
@@ -138,7 +138,7 @@ class RequestQueue:
 
     @property
     def idle(self) -> bool:
-        # Kept while its rate or its reserved times still matter: a new queue would start without them.
+        # Keep a queue while its rate or its reserved times still matter: a new queue would start without them.
         now = time.monotonic()
         return not self.busy and not self.loads and max(self.pace.next_at, self._reserved_until) <= now
 
@@ -165,17 +165,17 @@ MAX_QUEUED_S: Final = 30.0
 """Seconds a request may be queued before it is put off: a partition must not wait for a dead host."""
 
 UNPROVEN: Final = 8
-"""A host that has answered nothing yet gets one part in so many of what is free of the first half of the connections.
-The other half is for those that answer, however many hang."""
+"""Divisor for a host that has not answered yet: it gets at most this part of the free connections in the first half.
+The other half is for hosts that answer, however many hang."""
 
 FIRST: Final = 8
-"""One part in so many of the connections is for hosts that have none at all, also where all others hang at once."""
+"""Divisor for the connections reserved for hosts that have none, even if all others hang at once."""
 
 _FEW_HOSTS: Final = 256
 
 
 class Hosts:
-    """The hosts with work, and what they share: room for waiting tasks, and connections."""
+    """The hosts with work, and the resources they share: room for waiting tasks, and connections."""
 
     def __init__(self, *, room: int, connections: int) -> None:
         self._room = room
@@ -184,8 +184,8 @@ class Hosts:
         """Free connections."""
         self._half, self._first = connections // 2, connections // FIRST
         self._waiting_hosts: dict[Host, int] = {}
-        """Hosts that have work and may not have a connection now, those that came first in front; and how many must be
-        free for each. Nothing but its own answers changes the number."""
+        """Hosts with work that may not have a connection now, oldest first, and how many connections must be free for
+        each. Only the host's own answers change the number."""
         self.waiting = 0
         self._sweep_at = _FEW_HOSTS
 
@@ -200,7 +200,7 @@ class Hosts:
         send: Send,
         own: tuple[Hashable, Limits] | None = None,
     ) -> Sequence[Outcome]:
-        """Send a batch within the limits of its host, and its target's own; one outcome each, in order."""
+        """Send a batch within the limits of its host, and its target's own; return one outcome each, in order."""
         host = self._hosts.get(key)
         if host is None:
             self._sweep()
@@ -208,7 +208,7 @@ class Hosts:
         return await host.carry(own, batch, send)
 
     def room_for(self, waiting: int) -> int:
-        """How many more a host may queue that has so many: never more than is then still free for all others."""
+        """Return how many more requests a host with `waiting` may queue: never more than remain free for all others."""
         return max(0, self._room - self.waiting - waiting) // 2
 
     # -- connections -----------------------------------------------------------------------------------------
@@ -216,8 +216,8 @@ class Hosts:
     def may_connect(self, host: "Host") -> bool:
         """Return True if a host may have one more connection. Otherwise it is served when connections become free.
 
-        Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and some for the
-        first of others; one that has not answered so many yet stays far below that.
+        Hosts that hang keep their connections for a whole timeout. So each host leaves as many free as it has, and some
+        for the first connection of others. A host stays far below that until it has answered that many.
         """
         needed = self._needed(host)
         may = self.free >= needed
@@ -226,7 +226,7 @@ class Hosts:
         return may
 
     def _needed(self, host: "Host") -> int:
-        """How many must be free for it to have one more."""
+        """Return how many connections must be free for a host to get one more."""
         busy = host.busy
         if not busy:
             return 1
@@ -246,7 +246,7 @@ class Hosts:
             else:  # only a check: this runs with every answer, and hundreds of hosts may hang
                 self._waiting_hosts[host] = needed
 
-    # -- their number ----------------------------------------------------------------------------------------
+    # -- sweeping ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Forget idle hosts whenever their number has doubled: URLs can name any number of them."""
@@ -262,7 +262,7 @@ class Hosts:
 
 
 class Host:
-    """The queues of one host, and the workers that empty them. Each has a connection."""
+    """The queues of one host, and the workers that empty them, each with a connection."""
 
     def __init__(self, hosts: Hosts, limits: Limits) -> None:
         self._hosts = hosts
@@ -272,9 +272,9 @@ class Host:
         """Queues with waiting requests, in turn."""
         self._workers: set[asyncio.Task[None]] = set()
         self.busy = 0
-        """Requests under way."""
+        """Requests in flight."""
         self.proven = 0
-        """It answered with almost so many under way; less after requests that it did not answer."""
+        """How many requests in flight the host has proven to answer; halved after a request that it did not answer."""
         self._waiting = 0
         self._pace = RatePace(limits.rate)
         self._timer: asyncio.TimerHandle | None = None
@@ -289,7 +289,7 @@ class Host:
     ) -> Sequence[Outcome]:
         queue = self._queue_of(own)
         load = RequestBatch(batch, send)
-        # As many as it sends at one time always find room.
+        # There is always room for as many as the queue sends at a time.
         room = max(queue.most - queue.waiting, self._hosts.room_for(self._waiting))
         taken = min(len(batch), room)
         load.leave_out(taken, queue.put_off)
@@ -336,7 +336,7 @@ class Host:
     # -- sending -----------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Begin as many as may be begun now."""
+        """Begin as many requests as the limits allow now."""
         while (queue := self._next_queue()) is not None:
             worker = asyncio.create_task(self._work(queue, *self._begin(queue)))
             self._workers.add(worker)
@@ -403,7 +403,7 @@ class Host:
             self.fill()
 
     def _landed(self, queue: RequestQueue, *, answered: bool) -> None:
-        # With every answer one more: a host that is well soon has all it may have.
+        # One more with every answer: a host that recovers soon has all connections it may have.
         self.proven = max(self.proven, self.busy + 1) if answered else self.proven // 2
         self.busy -= 1
         queue.busy -= 1
@@ -426,7 +426,7 @@ class Host:
         self.fill()
 
     def _give_up(self, queue: RequestQueue, load: RequestBatch) -> None:
-        """Put off what is left of a load."""
+        """Put off the remaining requests of a batch."""
         if load.next < load.end:
             queue.loads.remove(load)
             if not queue.loads:

@@ -1,8 +1,8 @@
-"""Where webhooks may go: names are resolved here, and only public or allowed addresses are let through.
+"""Where webhooks may go: names are resolved here, and only public or allowed addresses are accepted.
 
-Whoever may put a task chooses its URL, and the node runs inside a network that the caller cannot reach. So addresses
-that are not public are refused: literal addresses before anything is sent, names after every resolution, and both
-again when the socket is created. The connection goes to exactly the address that was checked.
+The caller who puts a task chooses its URL, and the node runs inside a network that the caller cannot reach. So
+addresses that are not public are refused: literal addresses before anything is sent, names after every resolution, and
+both again when the socket is created. The connection goes to exactly the address that was checked.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from ..model.errors import InvalidInput
 from ..model.targets.url import AllowList, IpAddress, WebUrl, parse_web_url
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to addresses; raises OSError when there are none."""
+"""Resolves host and port to addresses; raises OSError if there are none."""
 
 _MAX_CHECKED_NAMES: Final = 1024
 
 
 class ForbiddenAddress(InvalidInput):
-    """The address is not public, and not allowed."""
+    """An address that is neither public nor allowed."""
 
 
 _NOT_PUBLIC: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -41,18 +41,18 @@ _NOT_PUBLIC: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
                   "203.0.113.0/24", "240.0.0.0/4", "100::/64", "2001::/23", "2001:db8::/32", "3fff::/20",
                   "5f00::/16")),
 )  # fmt: skip
-"""The first that matches names the reason."""
+"""The first match gives the reason."""
 
 _RANGES: Final = tuple((ip_network(text), reason) for reason, texts in _NOT_PUBLIC for text in texts)
 _V4: Final = tuple((network, reason) for network, reason in _RANGES if isinstance(network, IPv4Network))
 _V6: Final = tuple((network, reason) for network, reason in _RANGES if isinstance(network, IPv6Network))
 _UNICAST: Final = IPv6Network("2000::/3")
 _ONLY_BY_ADDRESS: Final = frozenset({"a metadata service", "link-local"})
-"""A name may be allowed and its owner careless: credentials of the machine are not given away by that."""
+"""Reasons that an allowed name does not override: a careless name must not give away the machine's credentials."""
 
 
 def not_public(address: IpAddress) -> str | None:
-    """What an address is instead of public; None for a public one."""
+    """Return why an address is not public; None for a public one."""
     ranges: Sequence[tuple[IPv4Network | IPv6Network, str]] = _V4 if isinstance(address, IPv4Address) else _V6
     for network, reason in ranges:
         if address in network:
@@ -63,7 +63,7 @@ def not_public(address: IpAddress) -> str | None:
 
 
 def embedded(address: IpAddress) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 one carries and that something on the way may unpack."""
+    """Return the IPv4 address inside an IPv6 one, which a gateway on the path may unpack."""
     if isinstance(address, IPv4Address):
         return None
     number = int(address)
@@ -78,20 +78,20 @@ def embedded(address: IpAddress) -> IPv4Address | None:
 
 
 class AddressGuard:
-    """Judges addresses. `lookup` resolves names."""
+    """Checks addresses. `lookup` resolves names."""
 
     def __init__(self, allow: AllowList, lookup: Lookup) -> None:
         self._allow = allow
         self._lookup = lookup
         self._by_name: OrderedDict[str, None] = OrderedDict()
-        """Addresses that are fine only because an allowed name led to them."""
+        """Addresses that are accepted only because an allowed name led to them."""
 
     def check_number(self, url: WebUrl) -> None:
-        """Refuse a URL whose host is a number that must not be reached."""
+        """Refuse a URL whose host is an IP address that must not be reached."""
         _check_literal(url, self._allow)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Addresses of a name. One that is forbidden forbids the name: which one is used is not ours to choose."""
+        """Return the addresses of a name. One forbidden address forbids it: we do not choose which one is used."""
         found = [text.partition("%")[0] for text in await self._lookup(host, port)]
         if not found:
             raise OSError(socket.EAI_NONAME, "the name has no address")
@@ -102,7 +102,7 @@ class AddressGuard:
         return found
 
     def check_socket(self, text: str) -> None:
-        """The last gate, whatever led here."""
+        """Check the address of a socket last, however it was found."""
         if text not in self._by_name:
             _is_only_named(self._allow, text, ip_address(text), by_name=False)
 
@@ -114,7 +114,7 @@ class AddressGuard:
 
 
 def check_literal_target(target: str, allow: AllowList) -> None:
-    """Refuse a target whose host is a number that webhooks may not reach. Names are judged when they are resolved."""
+    """Refuse a target whose host is an IP address that webhooks may not reach. Names are checked once resolved."""
     if target.startswith(("http://", "https://")):
         _check_literal(parse_web_url(target), allow)
 
@@ -125,7 +125,7 @@ def _check_literal(url: WebUrl, allow: AllowList) -> None:
 
 
 def _is_only_named(allow: AllowList, host: str, address: IpAddress, *, by_name: bool) -> bool:
-    """Refuse an address, or say whether it is only its name that makes it acceptable."""
+    """Refuse an address, or return whether only its name makes it acceptable."""
     parts = [one for one in (address, embedded(address)) if one is not None and not allow.has_address(one)]
     wrong = {one: reason for one in parts if (reason := not_public(one)) is not None}
     if wrong and not (by_name and _ONLY_BY_ADDRESS.isdisjoint(wrong.values())):
@@ -144,20 +144,20 @@ def _refusal(host: str, address: IpAddress, wrong: dict[IpAddress, str]) -> str:
     )
 
 
-# Names are resolved in threads of their own: a slow name server holds up nothing else. The system's resolver cannot be
-# cancelled, and a name whose server is dead keeps its thread for up to a minute. So each name has at most one thread,
-# and names that did not resolve last time may use only some of the threads.
+# Names are resolved in separate threads, so that a slow name server blocks nothing else. The system's resolver cannot
+# be cancelled, and a name whose server is dead keeps its thread for up to a minute. So each name has at most one
+# thread, and names that did not resolve last time may use only some of the threads.
 
 _THREADS: Final = 64
 _UNPROVEN: Final = 48
-"""Threads for names that are new, or did not answer when they were asked last."""
+"""Threads for names that are new, or got no answer at their last lookup."""
 
 _MAX_LOOKUPS: Final = 4096
 _LOOKUP_TIMEOUT_S: Final = 10.0
 
 
 class SystemLookup:
-    """`getaddrinfo`, bounded in time and in number."""
+    """`getaddrinfo`, bounded in time and in the number of threads."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -180,7 +180,7 @@ class SystemLookup:
             raise OSError(socket.EAI_AGAIN, f"no answer within {_LOOKUP_TIMEOUT_S:.0f} s") from None
 
     def _ask(self, host: str, port: int, permit: asyncio.Semaphore | None = None) -> bool:
-        """False when somebody else asks already: all who want to know wait for the same answer."""
+        """Start a lookup. Return False if one is running already: all callers wait for the same answer."""
         if host in self._asking:
             return False
         if self._threads is None:

@@ -1,4 +1,4 @@
-"""One webhook request: its headers and signature, sending it, and what its answer means."""
+"""One webhook request: its headers and signature, sending it, and the meaning of its answer."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ MAX_HEADER_CHARS: Final = 500
 
 
 def outcome_of(response: Response, now_s: float, keep_ms: int = 0) -> Outcome:
-    """Judge an answer by its status. Of a success it is kept for `keep_ms`."""
+    """Judge an answer by its status. The answer of a success is kept for `keep_ms`."""
     status = response.status
     if 200 <= status < 300:
         return Done(response, keep_ms)
@@ -57,7 +57,7 @@ def header(response: Response, name: str) -> str | None:
 
 
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """As many and as long as is reasonable: a target must not fill our memory."""
+    """Return the headers, limited in number and length: a target must not fill our memory."""
     return tuple(
         [
             (clean(name[:MAX_HEADER_CHARS]), clean(value[:MAX_HEADER_CHARS]))
@@ -67,7 +67,7 @@ def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], .
 
 
 def retry_after_ms(value: str | None, now_s: float) -> int | None:
-    """Seconds, or a date. None where nothing usable is said: then the policy decides."""
+    """Read seconds, or a date. None if the value is unusable: then the policy decides."""
     if value is None:
         return None
     text = value.strip()
@@ -85,7 +85,8 @@ def retry_after_ms(value: str | None, now_s: float) -> int | None:
 
 
 def _reason(response: Response) -> tuple[str, str]:
-    """For the log, and for the letter: that one has what the target wrote, which may be what it was sent."""
+    """Return the reasons for the log and for the dead letter. Only the latter has the target's text: it may echo
+    data."""
     try:
         text = f"HTTP {response.status} {HTTPStatus(response.status).phrase}"
     except ValueError:
@@ -99,7 +100,7 @@ def _reason(response: Response) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """One line, fit for a log."""
+    """Return the text as one line for a log."""
     line = _BLANK.sub(" ", text[: 4 * _EXCERPT_CHARS]).strip()
     return line if len(line) <= _EXCERPT_CHARS else line[: _EXCERPT_CHARS - 1] + "…"
 
@@ -167,7 +168,7 @@ BYTES: Final = "application/octet-stream"
 
 
 class WebhookCaller:
-    """Sends deliveries to one webhook. What is the same for all of them is made once."""
+    """Sends deliveries to one webhook. Everything they have in common is made once."""
 
     def __init__(self, sessions: Sessions, hook: Webhook, timeout_s: float, keep_ms: int, max_timeout_s: float) -> None:
         self._sessions = sessions
@@ -188,7 +189,7 @@ class WebhookCaller:
             self._headers["authorization"] = hook.auth.header
 
     def headers(self, delivery: Delivery, body: bytes) -> dict[str, str]:
-        """Everything that goes with a delivery, in every attempt alike but for its number and its time."""
+        """Return the headers of a delivery, equal in every attempt except for number and time."""
         key = delivery.idempotency_key
         due_ms = delivery.original_due_ms
         headers = self._headers.copy()
@@ -236,7 +237,7 @@ class WebhookCaller:
         return outcome
 
     async def _kept(self, answer: aiohttp.ClientResponse, began: float) -> Response:
-        """What is kept of an answer. A secret that lies across the cut is read whole, so that it is found."""
+        """Return the part of an answer to keep. Read past the cut, so that a secret across it is found and masked."""
         most = self._hook.response_bytes
         start = self._secrets.out_of_bytes(await first_bytes(answer, most + self._secrets.longest if most else 0))
         headers = kept_headers(self._secrets.out_of_headers(answer.headers.items()))
@@ -260,5 +261,5 @@ class WebhookCaller:
 
 @lru_cache(maxsize=4096)
 def _second(epoch_s: int) -> str:
-    """An instant without its fraction; tasks of one second share it."""
+    """Return an instant without its fraction; cached, because the tasks of one second share it."""
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")

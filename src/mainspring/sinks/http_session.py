@@ -21,7 +21,7 @@ _MOST_CONNECTIONS: Final = 2000
 
 
 class GuardedResolver(AbstractResolver):
-    """Answers with addresses that the guard has approved; they are what is connected to."""
+    """Resolves names to addresses that the guard has approved; connections go to exactly these."""
 
     def __init__(self, guard: AddressGuard) -> None:
         self._guard = guard
@@ -29,7 +29,7 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        del family  # both kinds are asked for, and both are judged
+        del family  # both families are resolved, and both are checked
         return [
             ResolveResult(
                 hostname=host,
@@ -43,11 +43,11 @@ class GuardedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
 
 class KeptConnections:
-    """The connections of one host that are used again: how many there may be, at most."""
+    """The reusable connections of one host: in use, most allowed, and peak."""
 
     __slots__ = ("busy", "most", "peak")
 
@@ -56,11 +56,12 @@ class KeptConnections:
 
 
 class Sessions:
-    """One session whose connections are used again, and one that ends each with its answer.
+    """One session that reuses its connections, and one that closes each after its answer.
 
-    A connection is kept for some time after its answer, and only those under way are counted elsewhere: thousands of
-    hosts, each called once, would use up the files that the process may open. Where as many are kept as may be, a host
-    that needs another one gets it for one answer only.
+    A connection is kept for some time after its answer, and only connections in flight are counted elsewhere: thousands
+    of hosts, each called once, would use up the process's file descriptors. If the limit of kept connections is
+    reached, a host that needs another one gets it for one answer only. that needs another one gets it for one answer
+    only.
     """
 
     def __init__(self, guard: AddressGuard, most_kept: int) -> None:
@@ -72,7 +73,7 @@ class Sessions:
         self._look_at = 0.0
 
     def lend(self, host: str, port: int) -> tuple[aiohttp.ClientSession, KeptConnections | None]:
-        """The session for a request that is sent now, and what to give back after its answer."""
+        """Return the session for a request that is sent now, and the record to give back after its answer."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look(now)
@@ -97,7 +98,7 @@ class Sessions:
         await self._ending.close()
 
     def _look(self, now: float) -> None:
-        """What was not needed since the last look has been ended by its age."""
+        """Forget connections that were not needed since the last look: their age has closed them."""
         self._look_at = now + KEEP_ALIVE_S
         for kept in self._hosts.values():
             kept.most, kept.peak = kept.peak, kept.busy
@@ -106,14 +107,14 @@ class Sessions:
 
 
 def _session(guard: AddressGuard, *, keep: bool) -> aiohttp.ClientSession:
-    """A session that follows nothing, remembers no cookies and takes no proxy or password from the environment."""
+    """Return a session without redirects, cookies, or a proxy or password from the environment."""
 
     def checked_socket(found: tuple[Any, ...]) -> socket.socket:
         family, kind, proto, _, address = found
         guard.check_socket(address[0])
         return socket.socket(family, kind, proto)
 
-    # Hosts have their own limits, and all of them together: see http_limits.
+    # Limits per host, and for all hosts together, are in http_limits.
     connector = aiohttp.TCPConnector(
         resolver=GuardedResolver(guard),
         ttl_dns_cache=DNS_CACHE_S,
@@ -126,13 +127,13 @@ def _session(guard: AddressGuard, *, keep: bool) -> aiohttp.ClientSession:
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        auto_decompress=False,  # the first bytes are kept as they came; nothing can swell in our memory
+        auto_decompress=False,  # the first bytes are kept as received; nothing can expand in our memory
         skip_auto_headers=("User-Agent", "Content-Type", "Accept-Encoding"),
     )
 
 
 def url_for(parsed: WebUrl) -> URL:
-    """The address as aiohttp has it, made of what the guard has judged."""
+    """Return aiohttp's form of the address, made of the parts that the guard has checked."""
     url = URL(str(parsed), encoded=True)
     if (url.raw_host, url.port) != (parsed.host, parsed.port):
         raise InvalidInput(f"the address {parsed.shown!r} is not accepted: it can be read in two ways")
@@ -141,18 +142,18 @@ def url_for(parsed: WebUrl) -> URL:
 
 @lru_cache(maxsize=256)
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """Always verifies. With `ca_file` only that authority counts."""
+    """Return a context that always verifies. With `ca_file` only that authority counts."""
     return ssl.create_default_context(cafile=ca_file)
 
 
 def most_connections() -> int:
-    """Half of the files this process may open: the server's connections and the API need some too."""
+    """Return half of the process's file descriptors: the server's connections and the API need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_CONNECTIONS, soft // 2))
 
 
 async def first_bytes(answer: aiohttp.ClientResponse, count: int) -> bytes:
-    """The start of a body. A short rest is read, so that the connection can be used again; a long one ends it."""
+    """Return the start of a body. A short rest is read, so that the connection can be reused; a long one closes it."""
     if answer.content.at_eof():
         return b""
     parts: list[bytes] = []
@@ -173,7 +174,7 @@ _UNREADABLE: Final = "its answer cannot be read"
 
 
 def failure_text(error: BaseException) -> str:
-    """Why a connection failed, in one line."""
+    """Return why a connection failed, in one line."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"the name cannot be resolved: {error.os_error.strerror or error.os_error}"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -183,12 +184,12 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection without an answer"
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"{_UNREADABLE}: {error.message}"  # the status in it is the library's, not the server's
+        return f"{_UNREADABLE}: {error.message}"  # its status is the library's, not the server's
     return f"{type(error).__name__}: {error}"
 
 
 def failure_brief(error: BaseException) -> str:
-    """The same for the log: without what the server sent."""
+    """Return the reason for the log, without text from the server."""
     if isinstance(error, aiohttp.ClientResponseError):
         return _UNREADABLE
     return failure_text(error) if isinstance(error, aiohttp.ClientConnectionError) else type(error).__name__

@@ -1,4 +1,4 @@
-"""`log:`, one line per task on standard output, and `null:`, where tasks end without a trace."""
+"""`log:`, one line per task on standard output, and `null:`, which discards tasks."""
 
 import asyncio
 import base64
@@ -21,11 +21,11 @@ from ..model.text import CONTROLS
 
 
 class LogSink:
-    """Writes each task's payload as one line of JSON, as it was given and without an envelope; controls are escaped.
+    """Writes each task's payload as one line of JSON, as given and without an envelope; control characters are escaped.
 
-    A thread of its own writes: a reader that does not read (a full pipe, a terminal with Ctrl-S) holds up the
-    deliveries, never the event loop, which must go on renewing leases. The thread is a daemon and writes to
-    the descriptor itself, so a write that never returns cannot keep the process from ending either.
+    A separate thread writes: a reader that does not read (a full pipe, a terminal with Ctrl-S) blocks the deliveries,
+    never the event loop, which must keep renewing leases. The thread is a daemon and writes to the descriptor itself,
+    so a write that never returns cannot keep the process from ending either.
     """
 
     def __init__(self, fd: int = 1) -> None:
@@ -68,7 +68,7 @@ class _Job(NamedTuple):
 
 
 def _answer(done: "asyncio.Future[OSError | None]", error: OSError | None) -> None:
-    if not done.done():  # it is, when the node gave up on this delivery
+    if not done.done():  # done if the node gave up on this delivery
         done.set_result(error)
 
 
@@ -76,13 +76,13 @@ _UNUSUAL: Final = re.compile(rb"[^\t -~]")
 
 
 def _line(one: Delivery) -> bytes:
-    """Return the payload as exactly one line, whatever reads it: nothing in it can pass for a line of the node."""
+    """Return the payload as exactly one line for any reader: nothing in it can pass for a line of the node."""
     payload = _text_of(one.payload) if one.body.raw else one.payload
     if _UNUSUAL.search(payload) is None:
         return payload + b"\n"
     try:
         if b"\n" in payload or b"\r" in payload:
-            # JSON has line breaks only between its tokens: taking them out changes nothing else.
+            # JSON has line breaks only between its tokens: removing them changes nothing else.
             payload = msgspec.json.format(payload, indent=-1)
         text = payload.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):  # not JSON after all: another program wrote the entry
@@ -101,9 +101,9 @@ def _text_of(raw: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _alone(fd: int) -> Iterator[None]:
-    """Several processes may share a pipe or a socket, where a long write is no unit: lines would mix.
+    """Lock a pipe or socket that several processes may share: a long write to it is not atomic, and lines would mix.
 
-    A record lock, which belongs to the process: the descriptor itself is one and the same for all of them.
+    A record lock, because it belongs to the process: the descriptor itself is shared by all of them.
     """
     if not _mixes(fd):
         yield
@@ -125,12 +125,12 @@ def _write_all(fd: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # somebody made our standard output non-blocking
+        except BlockingIOError:  # another program made our standard output non-blocking
             select.select([], [fd], [])
 
 
 class NullSink:
-    """Counts and forgets."""
+    """Counts deliveries and discards them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -140,4 +140,4 @@ class NullSink:
         return [DONE] * len(batch)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
