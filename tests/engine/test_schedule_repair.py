@@ -41,7 +41,7 @@ async def test_an_owner_plants_what_is_missing_and_says_so(
     number = partition_of("job", len(store.keys))
     with caplog.at_level(logging.WARNING, logger="mainspring.engine"):
         assert await ticker.engine.planner.check(number) == 1
-    assert "schedule job: its next occurrence was not there" in caplog.text
+    assert "schedule job: next occurrence was missing" in caplog.text
     assert await ticker.engine.planner.check(number) == 0
     assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
     view = await client.schedules.get("job")
@@ -76,12 +76,12 @@ async def test_an_owner_looks_again_every_minute(
     now_s = steady_s()
     monkeypatch.setattr("mainspring.engine.planner.steady_s", lambda: now_s)
     await planner.step()
-    assert planner.replanted == 0
+    assert planner.rescheduled == 0
     now_s += 61
     with caplog.at_level(logging.WARNING, logger="mainspring.engine"):
         await planner.step()
-    assert planner.replanted == 1
-    assert "schedule job: its next occurrence was not there" in caplog.text
+    assert planner.rescheduled == 1
+    assert "schedule job: next occurrence was missing" in caplog.text
     view = await client.schedules.get("job")
     assert view is not None
     assert view.next_ms[0] == START_MS + 28 * 3_600_000, "the day after"

@@ -1,6 +1,6 @@
 """Holds: tasks that must not be delivered now, why they are held, and the slices in which they wait.
 
-Commit moves held tasks that were not begun into a slice of their own. When the hold ends, that slice is read like any
+Commit moves held tasks that were not begun into a hold slice. When the hold ends, that slice is read like any
 other, so cancel, get, takeover and drop need no special case. See docs/decisions/0014.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Why(NamedTuple):
-    """Why tasks are held up, for people."""
+    """Why tasks are held, for people."""
 
     reason: str = ""
     who: str = ""
@@ -38,11 +38,11 @@ class Why(NamedTuple):
 
 
 class Holder(Protocol):
-    """Can hold up tasks: a pause, a circuit breaker, a rate limit."""
+    """Something that can hold tasks: a pause, a circuit breaker, a rate limit."""
 
     @property
     def closed(self) -> bool:
-        """True if anything is held up. Asked for every batch; the other methods only if this is true."""
+        """True if any task is held. Checked for every batch; the other methods only if this is true."""
 
     def governs(self, target: str) -> bool:
         """Return True if tasks of this target may have to wait."""
@@ -66,7 +66,7 @@ class Holder(Protocol):
 
 
 class Holders:
-    """All holders as one; the first that holds up a task counts."""
+    """All holders as one; the first that holds a task counts."""
 
     def __init__(self) -> None:
         self.all: list[Holder] = []
@@ -104,7 +104,7 @@ class Holders:
 
 
 class Hold:
-    """One hold of one partition: its slice on the server, and what of it is in memory."""
+    """One hold of one partition: its slice on the server, and the part of it in memory."""
 
     __slots__ = ("closing", "from_ms", "has_head", "live", "open", "pending", "place", "record")
 
@@ -117,7 +117,7 @@ class Hold:
         self.closing = False
         """All tasks in its slice are done and it is being dropped: nothing may be added."""
         self.pending = 0
-        """Tasks on their way into its slice."""
+        """Tasks that are to be moved into its slice."""
         self.has_head = False
         """The failed head that its lane waits for is in its slice too."""
         self.live: LiveSlice | None = None
@@ -148,7 +148,7 @@ class Hold:
 
 
 class Holds:
-    """The holds of one partition, and what is on its way into their slices."""
+    """The holds of one partition, and the tasks to be moved into their slices."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, Hold] = {}
@@ -158,7 +158,7 @@ class Holds:
         self.to_find: dict[Hold, None] = {}
         """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
-        """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
+        """Names of dropped hold slices, and when they were dropped: their records are kept as long as the ids."""
         self._moves: list[tuple[Flight, Hold]] = []
         self._latest_ms = 0
         self.records: dict[str, bytes] = {}
@@ -173,17 +173,17 @@ class Holds:
 
     @property
     def under_way(self) -> int:
-        """Tasks on their way into hold slices that no commit has taken along yet."""
+        """Tasks to be moved into hold slices that no commit has taken yet."""
         return len(self._moves)
 
     def of_lane(self, lane: str) -> Hold | None:
         return self.by_key.get(LANE + lane)
 
     def make(self, record: HoldRecord, now_ms: int) -> Hold:
-        """The hold with this key, closed; a new one with a slice of its own where there is none."""
+        """Close and return the hold with this key; make a new one with a new slice if there is none."""
         hold = self.by_key.get(record.key)
         if hold is None or hold.closing:
-            # Each has a slice of its own, and none the name of one that ever was.
+            # Each hold has its own slice, with a name that was never used before.
             self._latest_ms = max(now_ms, self._latest_ms + 1)
             hold = self.add(Hold(Slice.held_since(self._latest_ms), record))
         elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
@@ -226,7 +226,7 @@ class Holds:
         if self.by_key.get(hold.record.key) is hold:
             del self.by_key[hold.record.key]
 
-    # -- on the way in ---------------------------------------------------------------------------------------
+    # -- moving in -------------------------------------------------------------------------------------------
 
     def move(self, flight: Flight, hold: Hold) -> None:
         """Move a task into the slice of the hold with the next commit. The row must not have been begun."""
@@ -280,7 +280,7 @@ class TakenMoves(NamedTuple):
     moves: list[Moves]
     records: list[tuple[str, bytes]]
     holds: dict[Hold, int]
-    """How many are moved into each."""
+    """How many tasks are moved into each."""
     lives: list[LiveSlice]
 
     def answered(self) -> None:
@@ -327,7 +327,7 @@ class SpillQueue:
         self.count += 1
 
     def take(self, most: int, move: Callable[[str, list[Flight]], None]) -> int:
-        """Move some of them; returns how many there were to look at."""
+        """Move some tasks; return how many were examined."""
         looked_at = 0
         for key in list(self._waiting):
             waiting = self._waiting[key]
@@ -347,7 +347,7 @@ class SpillQueue:
         return looked_at
 
     def _step_back(self, flights: "deque[Flight]") -> None:
-        """Make tasks due again in their slices: nothing holds them up any more."""
+        """Make tasks due again in their slices: they are no longer held."""
         for live, run in groupby(flights, key=lambda flight: flight.live):
             if not live.forgotten:
                 live.step_back((flight.key, flight.row) for flight in run)
@@ -446,7 +446,7 @@ class HoldPolicy:
             self.spill_queue.add(key, flight)
         elif own.open and self._hold_of(key, now_ms).open:
             flight.live.put_back([flight.key])
-        # Else it was let go when its hold closed, and stays where it is.
+        # Otherwise its row was released when its hold closed, and stays in the hold slice.
 
     def spill(self, most: int, now_ms: int) -> int:
         """Queue some held tasks for the next commits to move; return how many were examined."""
@@ -521,12 +521,12 @@ class HoldPolicy:
     def _spill_lane(self, lane: str, now_ms: int) -> None:
         hold = self.holds.of_lane(lane)
         if hold is not None and hold.closing:
-            hold = None  # all that was in its slice is done
+            hold = None  # all tasks in its slice are done
         behind = self.lanes.number_behind(lane, None if hold is None else hold.live)
         if not self.lanes.is_closed(lane):
             large = self.lanes.is_full and self.lanes.bytes_behind(lane) > FEW_BYTES
             if large or (behind > FEW_BEHIND and (hold is not None or self.lanes.is_full)):
-                # They come faster than those before them leave. There they keep their order.
+                # Tasks arrive faster than the earlier ones leave. In the hold slice they keep their order.
                 self._move_behind(lane, hold or self._open_hold(lane, now_ms))
             return
         long = self.lanes.until.get(lane, 0) - now_ms > LONG_WAIT_MS
@@ -534,14 +534,14 @@ class HoldPolicy:
             self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms))
 
     def _open_hold(self, lane: str, now_ms: int) -> Hold:
-        """For those behind a head that is under way: they are read again, a window at a time."""
+        """Open a hold for tasks behind a head in flight: they are read again, a window at a time."""
         hold = self.holds.make(self._record(lane, now_ms), now_ms)
         self.holds.end(hold)
         return hold
 
     def _move_behind(self, lane: str, hold: Hold) -> None:
-        # Also where it is in flight: a failed head that was given another time may be begun at its old place, comes to
-        # nothing there, and the lane waits for the one that is moved here.
+        # Even if the head is in flight: a failed head that got another time may be begun at its old place, is dropped
+        # there, and the lane waits for the one that is moved here.
         head = self.lanes.head_of(lane)
         for flight in self.lanes.take_behind(lane, hold.live):
             hold.has_head = hold.has_head or flight.idh == head
@@ -559,7 +559,7 @@ class HoldPolicy:
         return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
-        """Park a lane until somebody acts."""
+        """Park a lane until it is resumed by hand."""
         return self.holds.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
 
     def head_stands(self, lane: str, *, inside: bool) -> None:
@@ -568,17 +568,17 @@ class HoldPolicy:
         if hold is not None:
             hold.has_head = inside
 
-    # -- and back ------------------------------------------------------------------------------------------
+    # -- moving out ------------------------------------------------------------------------------------------
 
     def look_again(self, lanes: int) -> bool:
         """End the holds whose holders have opened, of at most `lanes` lanes. Return True if more could be ended."""
         more = False
         for cause, some in list(self.holds.waiting.items()):
-            own = self.holds.by_key.get(cause)  # of the tasks without lanes: all of them in one hold
+            own = self.holds.by_key.get(cause)  # the hold of all tasks without lanes
             first = [own] if own is not None and own in some else []
             for hold in (*first, *islice(some, max(0, lanes))):
                 if self._still_held(hold):
-                    break  # and so it does for the others
+                    break  # the others are held by the same cause
                 lanes -= hold is not own
                 self.holds.stop_waiting(hold)
                 self._end_if_over(hold)
@@ -621,7 +621,7 @@ class HoldPolicy:
             self.holds.end(hold)
 
     def to_find(self, lanes: int) -> list[Hold]:
-        """Holds that have ended and whose slices are not in memory, of no more lanes than that."""
+        """Return ended holds whose slices are not in memory, of at most `lanes` lanes."""
         ended = [hold for hold in self.holds.to_find if not hold.pending]
         return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
 
@@ -644,7 +644,7 @@ class HoldPolicy:
                 self.holds.to_find[hold] = None
 
     def may_drop(self, place: Slice) -> HoldRecord | None:
-        """What to keep of the hold when its slice, in which all is done, is dropped; None when it must stay."""
+        """Return the record to keep when the hold's slice, in which all is done, is dropped; None if it must stay."""
         hold = self.holds.by_place.get(place)
         if hold is None:
             return HoldRecord("")
@@ -654,7 +654,7 @@ class HoldPolicy:
         return hold.record
 
     def gone(self, place: Slice, now_ms: int | None = None) -> None:
-        """The slice of a hold is dropped."""
+        """Note that the slice of a hold is dropped."""
         hold = self.holds.by_place.get(place)
         if hold is not None:
             self.holds.remove(hold)
@@ -666,7 +666,7 @@ class HoldPolicy:
     # -- taking over ---------------------------------------------------------------------------------------
 
     def inherit(self, inherited: Inherited) -> None:
-        """Go on where the former owner was. A slice without a record says by its tasks what they are."""
+        """Resume the holds of the former owner. For a slice without a record, its tasks show why they wait."""
         self.holds.ended = dict(inherited.ended)
         for place in (*inherited.slices, *map(Slice.parse, inherited.ended)):
             self.holds.known(place)
@@ -676,7 +676,7 @@ class HoldPolicy:
             self.holders.inherited(known)
         for place, record in inherited.slices.items():
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
-            if hold.record.key in self.holds.by_key:  # an earlier one, in which all is done
+            if hold.record.key in self.holds.by_key:  # an earlier hold, in which all is done
                 hold.record = HoldRecord(f"lost:{place.name}", since_ms=place.since_ms)
             self.holds.add(hold)
             self.holds.close(hold, hold.record)

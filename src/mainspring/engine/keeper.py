@@ -18,17 +18,17 @@ from .partition import Partition
 log = logging.getLogger("mainspring.engine")
 
 CLOSING_POLL_S: Final = 0.01
-"""How often a partition that is being handed over is looked at: is everything that was begun finished?"""
+"""Interval at which a partition that is being handed over is checked for unfinished deliveries."""
 
 LONGEST_OPEN: Final = 64
-"""So many leases at most pass between two attempts to close a partition in which something is always in flight."""
+"""Most leases between two attempts to close a partition in which something is always in flight."""
 
 
 class Keeper:
-    """Owns what it wants and can get. One node, one keeper.
+    """Owns the partitions it wants and can get. Each node has one keeper.
 
-    By itself it wants everything. In a cluster `follow` tells it what the plan gives to this node and which of its
-    partitions another node waits for.
+    By default it wants all partitions. In a cluster `follow` sets those that the plan gives to this node, and its
+    partitions that another node waits for.
     """
 
     def __init__(
@@ -50,30 +50,30 @@ class Keeper:
         self.lease_s = lease_s
         self.wanted: set[int] = set(range(len(store.keys)))
         self.waiting: set[int] = set()
-        """Wanted, but another node has them."""
+        """Partitions that are wanted, but owned by another node."""
         self._asked: set[int] = set()
-        """Owned, but planned for a node that waits for them."""
+        """Partitions that are owned, but planned for a node that waits for them."""
         self._closing = False
         self._leaving = False
         self._renew_at = 0.0
         self._spare_at = inf
-        """Set by the first step: the start may have waited long for a node id, and the others come first."""
+        """Set by the first step: the start may have waited long for a node id, and planned owners go first."""
         self._failed = False
         self._asking: asyncio.Future[list[leases.AcquireAnswer]] | None = None
         self._unused: dict[int, bytes] = {}
-        """Tokens that this node has on the server and does not fire with: to be given back."""
+        """Tokens that this node has on the server and does not fire with: to be released."""
         self.takeovers = 0
         self.fenced = 0
 
     def follow(self, wanted: Iterable[int], asked: Iterable[int]) -> None:
-        """What this node shall own from now on, and what it shall hand over."""
+        """Set the partitions that this node should own from now on, and those to hand over."""
         self.wanted, self._asked = set(wanted), set(asked)
         self.waiting &= self.wanted
         reopened = [one for number, one in self._owned.items() if one.closing and number not in self._asked]
         for partition in reopened:
             partition.closing_since = inf
         if reopened:
-            self._changed()  # the dispatcher may sleep: nothing could begin there
+            self._changed()  # wake the dispatcher: nothing could begin there before
 
     @property
     def is_due(self) -> bool:
@@ -85,7 +85,7 @@ class Keeper:
         failure = None
         if now >= self._renew_at or not self._closing:
             failure = await self._renew() or await self._look_back()
-            # At a third of the lease: one lost renewal must not cost the partitions.
+            # Renew at a third of the lease, so that one lost renewal does not cost the partitions.
             self._renew_at = now + self.lease_s / 3
         failure = await self._give_back() or failure
         self._closing = await self._hand_over()
@@ -101,7 +101,7 @@ class Keeper:
     # -- leases ----------------------------------------------------------------------------------------
 
     async def _renew(self) -> StoreError | None:
-        """Renew all leases; returns what failed."""
+        """Renew all leases; return the failure, if any."""
         tokens = {number: partition.token for number, partition in self._owned.items()}
         if not tokens:
             return None
@@ -123,7 +123,8 @@ class Keeper:
         return failure
 
     async def _look_back(self) -> StoreError | None:
-        """Does the server still know what it has answered? An idle partition has no tick that would tell."""
+        """Check that the server still knows the calls it has answered: an idle partition has no tick that would show
+        it."""
         owned = dict(self._owned)
         numbers = {number: partition.seq for number, partition in owned.items()}
         tokens = {number: partition.token for number, partition in owned.items()}
@@ -136,12 +137,12 @@ class Keeper:
         return failure
 
     async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> tuple[float, StoreError | None]:
-        """Try to get these; returns the seconds until it is worth trying again, and what failed."""
+        """Try to acquire these; return the seconds until the next try is worthwhile, and the failure, if any."""
         missing = sorted(set(numbers) - self._owned.keys() - self._unused.keys())
         if not missing:
             return self.lease_s, None
         asked_at = steady_s()
-        # Shielded: what the server grants to a node that is just being stopped must be known, to be given back.
+        # Shielded: grants to a node that is just being stopped must be known, so that they are released.
         self._asking = asyncio.ensure_future(self._ask(missing, free_s))
         answers = await asyncio.shield(self._asking)
         left_s, failure = self.lease_s, None
@@ -151,7 +152,7 @@ class Keeper:
                 self.waiting |= {number} & self.wanted
                 left_s = min(left_s, answer.left_ms / 1000)
                 continue
-            # Also where its server is away: nobody shall give up what this node cannot take.
+            # Also if its server is unreachable: no node should give up a partition that this node cannot take.
             self.waiting.discard(number)
             if isinstance(answer, leases.Acquired):
                 failure = await self._take(number, answer.token, asked_at) or failure
@@ -171,11 +172,11 @@ class Keeper:
             if isinstance(answer, leases.Acquired):
                 self._unused[number] = answer.token
             elif isinstance(answer, Unavailable) and answer.sent:
-                self._unused[number] = leases.token_granted_to(nonce)  # if it was: the answer is lost
+                self._unused[number] = leases.token_granted_to(nonce)  # if it was granted: the answer is lost
         return answers
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
-        """Begin to use a partition that was granted. One that cannot be read is given back by the next step."""
+        """Begin to use a partition that was granted. One that cannot be read is released by the next step."""
         partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._holders)
         try:
             partition.hold_policy.inherit(await holds.inherit(self._store, number))
@@ -189,7 +190,7 @@ class Keeper:
     def _is_time_for_spare(self, failure: StoreError | None) -> bool:
         healed, self._failed = self._failed and failure is None, failure is not None
         if self._spare_at == inf or healed:
-            # Whoever had them, or is planned for them, comes back now as well.
+            # Former and planned owners come back now as well.
             self._spare_at = steady_s() + self.lease_s
         return not self._leaving and steady_s() >= self._spare_at
 
@@ -200,16 +201,17 @@ class Keeper:
         before = self.takeovers
         _, failure = await self._acquire(others, free_s=2 * self.lease_s)
         if self.takeovers > before:
-            log.warning("took %d partitions that nobody had for two leases", self.takeovers - before)
+            log.warning("took %d partitions that had no owner for two leases", self.takeovers - before)
         return failure
 
-    # -- giving away ---------------------------------------------------------------------------------------
+    # -- handing over --------------------------------------------------------------------------------------
 
     async def _hand_over(self) -> bool:
-        """Give what others wait for, once everything begun there is finished. True while some are closing."""
+        """Hand over partitions that others wait for, once everything begun there is finished. Return True if some
+        remain."""
         now = steady_s()
         closing = []
-        # Who leaves gives everything, also what was granted after the stop began: nothing fires here any more.
+        # A leaving node hands over everything, also grants after the stop began: nothing fires here any more.
         for number in set(self._owned) if self._leaving else self._asked & self._owned.keys():
             partition = self._owned[number]
             if partition.closing_since == inf and (now >= partition.open_until or self._leaving):
@@ -220,10 +222,10 @@ class Keeper:
         if drained:
             await self._give(drained)
         for partition in closing:
-            # Something slow is in flight: what comes due meanwhile must not wait for it. Try again later.
+            # A slow delivery is in flight: tasks that come due meanwhile must not wait for it. Try again later.
             late = now > partition.closing_since + self.lease_s and not self._leaving
             if late and not partition.drained:
-                # Back off: a partition with slow deliveries in flight must not be closed again and again for nothing.
+                # Back off: a partition with slow deliveries in flight must not be closed repeatedly for nothing.
                 partition.closed_in_vain += 1
                 leases = min(2 ** (partition.closed_in_vain - 1), LONGEST_OPEN)
                 partition.closing_since, partition.open_until = inf, now + leases * self.lease_s
@@ -239,7 +241,7 @@ class Keeper:
         self._changed()
 
     async def _give_back(self) -> StoreError | None:
-        """Release what this node does not use; returns what failed. What was not answered the next step asks again."""
+        """Release unused partitions; return the failure, if any. The next step repeats calls that were not answered."""
         tokens, failure = dict(self._unused), None
         for number, answer in (await leases.release(self._store, tokens)).items():
             if isinstance(answer, StoreError):
@@ -251,7 +253,7 @@ class Keeper:
         return failure
 
     def close(self) -> None:
-        """Want nothing any more, and hand everything over as it drains; for a clean stop."""
+        """Want no partitions any more, and hand all over as they drain; for a clean stop."""
         self._leaving = True
         self.follow((), self._owned)
 
@@ -269,11 +271,11 @@ class Keeper:
             live.forgotten = True
 
     async def release(self) -> None:
-        """Hand back at once all that is left, and what was granted while the loop was being stopped."""
+        """Release at once all remaining partitions, and those granted while the loop was being stopped."""
         self._leaving, self.wanted = True, set()
         if self._asking is not None:
             await asyncio.wait([self._asking])
         if self._owned or self._unused:
             await self._give(list(self._owned.values()))
         if self._unused:
-            log.warning("%d partitions could not be handed back; they fall free with their leases", len(self._unused))
+            log.warning("%d partitions could not be released; they become free with their leases", len(self._unused))

@@ -27,11 +27,11 @@ class Lanes:
         self.since: dict[str, int] = {}
         """When the head that a lane waits for failed first."""
         self.until: dict[str, int] = {}
-        """When its next attempt comes, where that is known."""
+        """When the next attempt of the head comes, if known."""
         self.places: dict[str, bytes] = {}
         """Known place of the failed head of a lane. At another place, another task may have its id."""
         self.held_by: dict[str, str] = {}
-        """Lanes whose next one may not go out now, and the key of what holds it up."""
+        """Lanes whose next task may not go out now, and the key of its hold."""
         self.crowded: set[str] = set()
         """Lanes that gained a waiting task although none can leave soon."""
         self._to_ask: list[str] = []
@@ -39,17 +39,17 @@ class Lanes:
         self.behind = 0
         """Number of tasks that wait in memory, in all lanes."""
         self.is_full = False
-        """Too many tasks wait in memory on this node: also those behind heads in flight have to be moved."""
+        """Too many tasks wait in memory on this node: those behind heads in flight have to be moved too."""
         self._count = 0
         self.woken: set[str] = set()
         """Lanes in which a task may leave now."""
         self._barred: set[str] = set()
         """Lanes whose next task lies beyond the barrier."""
         self.early: dict[str, int] = {}
-        """Lanes whose next one was taken before its time (this node's clock had run ahead), and when that is."""
+        """Lanes whose next task was taken too early (this node's clock was ahead), and when it is due."""
 
     def hold(self, lane: str, idh: bytes, *, since_ms: int = 0, until_ms: int = 0) -> None:
-        """The lane waits for the retry of this task."""
+        """Note that the lane waits for the retry of this task."""
         self._head[lane] = idh
         self._out.pop(lane, None)
         self._retrying.add(lane)
@@ -58,10 +58,10 @@ class Lanes:
         self.crowded.add(lane)
 
     def offer(self, lane: str, flight: Flight) -> None:
-        """A due task; it leaves when its turn comes.
+        """Add a due task; it leaves when its turn comes.
 
-        The turn goes by the place in time: a task that was overdue when it was put counts from then. One that a
-        former owner has fired goes first, because it may have been delivered.
+        Tasks are ordered by their place in time: a task that was overdue when it was put counts from then. A task that
+        a former owner has fired goes first, because it may have been delivered.
         """
         self._count += 1
         at_ms = -1 if flight.live.to_redo(flight.index) else flight.place_ms
@@ -92,8 +92,8 @@ class Lanes:
         most: int | None = None,
         most_slices: float = inf,
     ) -> list[Flight]:
-        """Those whose turn it is, who are due, who stand before the barrier and who may; not more lanes than `most`
-        at once, nor out of more slices than `most_slices`."""
+        """Return tasks whose turn it is, that are due, before the barrier, and permitted; from at most `most` lanes and
+        `most_slices` slices."""
         leaving = []
         lives: set[LiveSlice] = set()
         woken, self.woken = self.woken, set()
@@ -115,7 +115,7 @@ class Lanes:
         self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], bool] | None
     ) -> Flight | None:
         flight = self._next(lane, barrier_ms, now_ms)
-        # A task begun by a former owner may have been delivered: it goes out again, first, whatever holds it up now.
+        # A task begun by a former owner may have been delivered: it goes out again, first, even if it is held now.
         if flight is None or may is None or flight.live.to_redo(flight.index) or may(lane, flight):
             return flight
         self.offer(lane, flight)
@@ -133,7 +133,7 @@ class Lanes:
             if not behind:
                 self._behind.pop(lane, None)
             elif behind[0][0] > now_ms:
-                # One task that is not due would make the server refuse all that is due with it.
+                # One task that is not due would make the server refuse all due tasks sent with it.
                 self.early[lane] = behind[0][0]
             elif behind[0][0] < barrier_ms:
                 self.behind -= 1
@@ -164,7 +164,8 @@ class Lanes:
         self.offer(lane, flight)
 
     def give_up(self, lane: str, flight: Flight) -> None:
-        """It did not leave, and its row was let go: the lane waits for it no longer than until it is read again."""
+        """Note that a head did not leave, and its row was released: the lane waits for it only until it is read
+        again."""
         if self._out.get(lane) is flight:
             self._not_out(lane)
             self.woken.add(lane)
@@ -182,7 +183,7 @@ class Lanes:
             self._head.pop(lane, None)
 
     def free(self, lane: str, idh: bytes) -> bool:
-        """The head is settled, the next one may leave. False when this was not the head."""
+        """Note that the head is settled, so that the next task may leave. Return False if this was not the head."""
         if self._head.get(lane) != idh:
             return False
         del self._head[lane]
@@ -237,26 +238,26 @@ class Lanes:
         return sum(len(item[3].row) for item in self._behind.get(lane, ()))
 
     def fill(self, *, full: bool) -> None:
-        """A worker may run a head for hours, and slices in which something waits cannot be dropped."""
+        """Note whether memory is full: a head may run for hours, and slices with waiting tasks cannot be dropped."""
         if full and not self.is_full:
             self.crowded.update(self._behind)
         self.is_full = full
 
     def places_of(self, lane: str, own: LiveSlice) -> list[int]:
-        """The places in time of those that are of this slice."""
+        """Return the places in time of the waiting tasks of this slice."""
         return [item[0] for item in self._behind.get(lane, ()) if item[3].live is own]
 
     def take_behind(self, lane: str, own: LiveSlice | None) -> list[Flight]:
-        """Those that can wait in the lane's hold slice. Those that stand there already are let go, if it is suspended:
+        """Take the tasks that can wait in the lane's hold slice. Those already in it are released, if it is suspended:
         they are read again.
 
-        What a former owner has begun stays, and so does the retry the lane waits for, unless it may not go out either.
+        Tasks that a former owner has begun stay, and so does the retry the lane waits for, unless it is held too.
         """
         head = None if lane in self.held_by else self.waits_for(lane)
         stay: _Behind = []
         moved = []
         waited = self._behind.pop(lane, [])
-        for item in sorted(waited):  # in turn: of those due at once the earlier put first
+        for item in sorted(waited):  # in turn: for equal times the earlier put first
             flight = item[3]
             if flight.live.forgotten:
                 continue
@@ -276,18 +277,18 @@ class Lanes:
         return moved
 
     def is_kept(self, lane: str) -> bool:
-        """Whether the server knows that it waits for a failed head."""
+        """Return whether the server has a record that the lane waits for a failed head."""
         return lane in self._kept
 
     def let_go(self, lane: str) -> bool:
-        """True when the server has to be told that the lane waits no more. Its head need not be a retry: the failed
-        task may have been replaced."""
+        """Release a lane; return True if the server must be told that it waits no more. Its head need not be a retry:
+        the failed task may have been replaced."""
         kept = lane in self._kept
         self._kept.discard(lane)
         return kept
 
     def ask_first(self, prefix: bytes) -> None:
-        """An entry was cancelled before it was read, and may be the retry that a lane waits for. Of its id only the
-        beginning is left, which ids that were made together share: the index knows."""
+        """Ask first about lanes whose retry may be an entry that was cancelled before it was read. Only the beginning
+        of its id is left, which ids made together share: the index knows."""
         meant = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
         self._to_ask = [*meant, *(lane for lane in self._to_ask if lane not in meant)]

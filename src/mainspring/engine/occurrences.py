@@ -1,6 +1,6 @@
 """The schedules of one owned partition: which occurrence may begin, and what is written when it does.
 
-Nothing here does I/O. The planner fetches what is missing and answers what cannot be known from memory."""
+Nothing here does I/O. The planner fetches missing data and decides cases that memory cannot."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,51 +27,51 @@ _FORGET_MS: Final = 600_000
 
 
 class OccurrencePlan(msgspec.Struct, gc=False):
-    """What happens when an occurrence begins. Of one that moves no chain, nothing.
+    """The effect of beginning an occurrence; none for one that is not part of a chain.
 
-    Made ahead and as complete as can be: a hundred thousand may be due in the same second. Hidden from the garbage
-    collector for the same reason; nothing it refers to refers back.
+    Made in advance and as complete as possible: a hundred thousand may be due in the same second. Untracked by the
+    garbage collector for the same reason, because it is never part of a reference cycle.
     """
 
     definition: Definition | None = None
     link: ChainState | None = None
     settled: bool = False
-    """It may begin, however late it is by then."""
+    """The occurrence may begin, however late."""
     skips: bool = False
     waited: bool = False
-    """It waited until the previous run was over."""
+    """The occurrence waited until the previous run was over."""
     waits_for_end: bool = False
     following: ChainState | None = None
-    """The chain once this one has begun."""
+    """The chain after this occurrence has begun."""
     sketch: Sketch | None = None
-    plant: NextOccurrence | None = None
+    next: NextOccurrence | None = None
     put_ms: int = 0
     good_ms: int = 0
-    """From the one until the other `plant` can be written as it is. Before: the clock had jumped when it was made."""
+    """`next` can be written unchanged from `put_ms` until this time. If it is earlier, the clock was set back."""
 
     @classmethod
     def of(cls, definition: Definition, link: ChainState, began_ms: int) -> "OccurrencePlan":
-        """That of an occurrence which moves its chain on."""
+        """Make the plan of an occurrence that advances its chain."""
         plan = cls(definition, link, waits_for_end=definition.slots.recurrence.waits_for_end)
         plan.foresee(began_ms)
         return plan
 
     def foresee(self, began_ms: int) -> None:
-        """Work out the following occurrence, ahead of time."""
+        """Compute the following occurrence in advance."""
         if self.definition is not None and self.link is not None:
             self._lead_to(*after_begin(self.definition, self.link, began_ms, waited=self.waited))
-            self.plant = self._planted(began_ms, None)
+            self.next = self._next_at(began_ms, None)
 
     @property
     def known(self) -> tuple[Definition, ChainState]:
-        """The schedule, and where its chain stands: of a plan that is one."""
+        """The schedule and its chain, for a plan that has one."""
         assert self.definition is not None
         assert self.link is not None
         return self.definition, self.link
 
     @property
     def may_be_put(self) -> bool:
-        """The following occurrence was held back by a pause: a backfill may have put it meanwhile."""
+        """True if a pause held the following occurrence back: a backfill may have put it meanwhile."""
         if self.definition is None or self.following is None or self.skips:
             return False
         return 0 < self.following.planned_ms <= self.definition.at_ms
@@ -101,23 +101,23 @@ class OccurrencePlan(msgspec.Struct, gc=False):
         self._lead_to(next_ms, state)
 
     def relink(self, state: ChainMemory) -> None:
-        """More is known of the last run than when this was planned."""
+        """Update the plan with newer knowledge of the last run."""
         if self.link is not None and state is not self.link.state:
             self.link, self.good_ms = msgspec.structs.replace(self.link, state=state), 0
 
-    def planting(self, flight: Flight, now_ms: int) -> NextOccurrence:
-        """What the server puts in the step in which this begins."""
-        if self.plant is not None and self.put_ms <= now_ms < self.good_ms and not self.skips:
+    def to_write(self, flight: Flight, now_ms: int) -> NextOccurrence:
+        """Return the changes that the server makes in the step in which this occurrence begins."""
+        if self.next is not None and self.put_ms <= now_ms < self.good_ms and not self.skips:
             self.put_ms = now_ms
-            return self.plant
+            return self.next
         assert self.definition is not None
         assert self.link is not None
         if self.skips:
-            return self._planted(now_ms, (flight.live.keys[3], flight.index, flight.row[5:21]))
+            return self._next_at(now_ms, (flight.live.keys[3], flight.index, flight.row[5:21]))
         self._lead_to(*after_begin(self.definition, self.link, now_ms, waited=self.waited))
-        return self._planted(now_ms, None)
+        return self._next_at(now_ms, None)
 
-    def _planted(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> NextOccurrence:
+    def _next_at(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> NextOccurrence:
         assert self.link is not None
         assert self.following is not None
         assert self.definition is not None
@@ -142,17 +142,17 @@ class Ongoing(msgspec.Struct, gc=False):
 
 
 APART: Final = OccurrencePlan(settled=True)
-"""The plan of an occurrence that moves no chain."""
+"""The plan of an occurrence that advances no chain."""
 
 
 class Chains:
-    """Plans of the occurrences that were read, and those that cannot begin yet."""
+    """Plans of the occurrences that were read, and occurrences that cannot begin yet."""
 
     def __init__(self) -> None:
         self.wanted: dict[bytes, None] = {}
         """Entries of occurrences that were read and have no plan."""
         self.plans: dict[bytes, OccurrencePlan] = {}
-        """By entry, not by id: after an edit that keeps the planned time there are two entries of one id."""
+        """By entry, not by id: after an edit that keeps the planned time there are two entries with one id."""
         self.undecided: dict[bytes, Flight] = {}
         """Due occurrences that wait for a decision of the planner."""
         self.ready: list[Flight] = []
@@ -163,12 +163,12 @@ class Chains:
         self.ended: dict[str, Ongoing] = {}
         """Runs whose end the server does not know yet."""
         self.asks = False
-        """There is something for the planner to do."""
+        """There is work for the planner."""
         self.not_run: Counter[str] = Counter()
-        """Planned times that a begin left out, by reason; the planner adds them up."""
+        """Planned times that a begin skipped, by reason; the planner adds them up."""
 
     def read(self, rows: Iterable[bytes]) -> None:
-        """Occurrences have come near: their plans are made before they are due."""
+        """Request plans for occurrences that come near, before they are due."""
         for row in rows:
             if row not in self.plans:
                 self.wanted[row] = None
@@ -227,16 +227,16 @@ class Chains:
         return leaving
 
     def plants(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
-        """What the server puts in the step in which these begin."""
+        """Return the changes that the server makes in the step in which these begin."""
         found = []
         for flight in flights:
             plan = flight.plan
             if isinstance(plan, OccurrencePlan) and plan.link is not None:
-                found.append(plan.planting(flight, now_ms))
+                found.append(plan.to_write(flight, now_ms))
         return found
 
     def begun(self, flights: Iterable[Flight], left: Sequence[Flight]) -> bool:
-        """The server has moved their chains on. True when some of the following occurrences are near."""
+        """Note that the server advanced their chains. Return True if some of the following occurrences are near."""
         all_left = flights is left
         leaving = set() if all_left else {flight.idh for flight in left}
         near = False
@@ -249,7 +249,7 @@ class Chains:
         return near
 
     def _moved_on(self, plan: OccurrencePlan, idh: bytes, *, ran: bool) -> bool:
-        """True when the following occurrence is near."""
+        """Advance the chain in memory; return True if the following occurrence is near."""
         definition, old, link = plan.definition, plan.link, plan.following
         if definition is None or old is None or link is None:
             return False
@@ -273,8 +273,8 @@ class Chains:
         return plan.sketch is not None and plan.sketch.due_ms < plan.put_ms + NEAR_MS
 
     def _cancelled(self, definition: Definition, old: ChainState, link: ChainState) -> ChainState:
-        """Somebody has cancelled it before its begin: the chain has moved on, but this one is no run."""
-        state = old.state.called_off(old.planned_ms, "cancelled")  # as whoever cancelled it has noted it, if in time
+        """Note that the occurrence was cancelled before its begin: the chain has advanced, but there was no run."""
+        state = old.state.called_off(old.planned_ms, "cancelled")  # the canceller noted the same, if it was in time
         link = msgspec.structs.replace(link, state=state)
         if definition.name in self.known:
             self.known[definition.name] = (definition, link)
@@ -284,14 +284,14 @@ class Chains:
         return link
 
     def _count(self, before: ChainMemory, after: ChainMemory) -> None:
-        """What a begin left out: times in a pause that is over, times that found the buffer full."""
+        """Count the times that a begin skipped: in a pause that is over, or beyond the buffer."""
         self.not_run.update(after.not_run)
         self.not_run.subtract(before.not_run)
 
     # -- ends ------------------------------------------------------------------------------------------
 
     def over(self, flight: Flight, outcome: str, now_ms: int) -> None:
-        """A run of a schedule is over for good."""
+        """Note that a run of a schedule has ended, with no further attempt."""
         ongoing = self.runs.get(flight.row[5:21])
         if ongoing is not None:
             ongoing.over = PastRun(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
@@ -304,7 +304,7 @@ class Chains:
         self.ready = [flight for flight in self.ready if flight.live is not live]
 
     def tidy(self, now_ms: int) -> None:
-        """Forget plans of occurrences that never came: cancelled, or with another owner."""
+        """Forget plans of occurrences that never came: cancelled, or owned by another node."""
         late = [
             row
             for row, plan in self.plans.items()
@@ -324,7 +324,7 @@ Occurrence = tuple[str, int, int]
 
 
 def occurrence_of(row: bytes) -> Occurrence | None:
-    """What an entry says of itself; None where it says nothing of the kind, or is a retry."""
+    """Return the occurrence that an entry names; None if it names none, or is a retry."""
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):

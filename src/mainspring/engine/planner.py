@@ -1,7 +1,7 @@
 """Plans the occurrences of schedules ahead of their time, and checks their chains.
 
-Whatever an occurrence needs to begin is fetched and computed while it waits. If memory is not enough to decide about a
-due occurrence, it waits until the planner has asked the server. At takeover and every minute the planner checks that
+Everything an occurrence needs to begin is fetched and computed while it waits. If memory is not enough to decide about
+a due occurrence, it waits until the planner has asked the server. At takeover and every minute the planner checks that
 each schedule has its next occurrence, and schedules a missing one again.
 """
 
@@ -85,7 +85,8 @@ def _way_on(flight: Flight, plan: OccurrencePlan, now_ms: int) -> tuple[int | No
 
 
 def _plan_of(known: "KnownSchedule | None", occurrence: Occurrence | None, now_ms: int) -> OccurrencePlan:
-    """What its begin does; nothing, where the schedule was edited or removed, or its chain has moved on."""
+    """Plan the begin of an occurrence; plan nothing if the schedule was edited or removed, or its chain has
+    advanced."""
     definition, link = known or (None, None)
     if definition is None or link is None or occurrence is None or not fits(known, occurrence):
         return APART
@@ -93,7 +94,7 @@ def _plan_of(known: "KnownSchedule | None", occurrence: Occurrence | None, now_m
         return APART
     plan = OccurrencePlan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
     if (instead := moved_by_rules(definition, link)) is not None:
-        log.info("schedule %s: its next occurrence is moved, for the rules of %s have changed", definition.name,
+        log.info("schedule %s: its next occurrence is moved, because the rules of %s have changed", definition.name,
                  definition.zone, extra={"schedule": definition.name})  # fmt: skip
         plan.skip(*instead)
     return plan
@@ -101,15 +102,15 @@ def _plan_of(known: "KnownSchedule | None", occurrence: Occurrence | None, now_m
 
 CHECK_S: Final = 60.0
 OVERDUE_MS: Final = 15_000
-"""An occurrence that is overdue for longer is looked at closer: it may be waiting, or lost."""
+"""An occurrence that is overdue for longer is checked: it may be waiting, or lost."""
 OVERDUE_AT_ALL_MS: Final = 100
 """An occurrence that is overdue for longer is one of very many due at once."""
 LOOK_AGAIN_S: Final = 0.5
 """Seconds between questions about the end of a run that an occurrence waits for."""
 NOTE_S: Final = 0.5
-"""How often the ends of runs are written."""
+"""Interval at which the ends of runs are written."""
 NOTE_LATEST_S: Final = 5.0
-"""Seconds that these writes wait at most while very many occurrences are due."""
+"""Longest that these writes wait while very many occurrences are due."""
 PLANS_AT_ONCE: Final = 500
 PASSED_BY_AT_ONCE: Final = 1_000
 SETTLED_AT_ONCE: Final = 50
@@ -117,7 +118,7 @@ IDLE_S: Final = 5.0
 
 
 class Planner:
-    """One for all partitions of a node."""
+    """Plans and checks the schedules of all partitions of a node."""
 
     def __init__(self, store: Store, owned: dict[int, Partition], fire: Callable[[], None]) -> None:
         self._store = store
@@ -127,11 +128,11 @@ class Planner:
         self._checked: dict[int, tuple[bytes, float]] = {}
         """Partition -> the token under which it was checked, and when."""
         self._note_at = 0.0
-        """Not at once: what is due goes before the news of what is over."""
+        """When the ends of runs are written next; due occurrences go first."""
         self._note_latest = 0.0
-        self.replanted = 0
+        self.rescheduled = 0
         self.decisions = 0
-        """Plans made and cases decided: as long as it grows, something may begin."""
+        """Plans made and decisions taken: if it grows, something may begin."""
         self.not_run: Counter[str] = Counter()
         """Planned times that were skipped or missed since the start, by reason."""
 
@@ -185,7 +186,7 @@ class Planner:
     # -- plans -----------------------------------------------------------------------------------------
 
     async def _plan(self, number: int, chains: Chains) -> bool:
-        """Make some plans; True when there are more to make."""
+        """Make some plans; return True if there are more to make."""
         rows = list(islice(chains.wanted, PLANS_AT_ONCE))
         if not rows:
             return False
@@ -207,7 +208,7 @@ class Planner:
             chains.wanted.pop(row, None)
             chains.plans[row] = plan
         for row, _, _ in work[len(plans) :]:
-            if row in chains.wanted:  # behind the others
+            if row in chains.wanted:  # move it behind the others
                 del chains.wanted[row]
                 chains.wanted[row] = None
         self.decisions += len(plans)
@@ -247,7 +248,8 @@ class Planner:
         await self._settle_all(number, chains, ready)
 
     async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
-        """Nothing of the same schedules runs: is it still their time? Those that are hard to tell come last."""
+        """Decide about occurrences whose schedules have no run in progress; those that take long to decide come
+        last."""
         until, waiting = steady_s() + PLANNING_S, sorted(ready, key=_may_be_long)
         while waiting and self._holds_lease(number):
             some, now_ms = waiting[:SETTLED_AT_ONCE], self._clock.now_ms()
@@ -259,7 +261,7 @@ class Planner:
             waiting = waiting[len(found) :]
             await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
             if waiting and steady_s() >= until:
-                chains.asks = True  # the rest after the other partitions
+                chains.asks = True  # the rest comes after the other partitions
                 return
 
     def _holds_lease(self, number: int) -> bool:
@@ -286,7 +288,7 @@ class Planner:
                 plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
             elif link.state.is_behind(link.planned_ms):
-                continue  # it was due before the other began, and goes when that is over
+                continue  # it was due before the other began, and begins when that is over
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
                 behind.append((flight, plan))
             else:
@@ -338,13 +340,13 @@ class Planner:
     # -- ends ------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Write the ends of all runs that are over, now."""
+        """Write the ends of all finished runs now."""
         for number, partition in list(self._owned.items()):
             while partition.chains.ended:
                 await self._note_ends(number, partition.chains)
 
     async def _note_ends(self, number: int, chains: Chains) -> bool:
-        """Tell the server how runs ended, so that people can see it and the next owner knows it."""
+        """Write how runs ended, for people to see and for the next owner."""
         some = dict(islice(chains.ended.items(), PLANS_AT_ONCE))
         links = []
         for name, ongoing in some.items():
@@ -360,7 +362,7 @@ class Planner:
                     chains.runs.pop(ongoing.link.state.last, None)  # the server knows it now
         return bool(chains.ended)
 
-    # -- looking after ---------------------------------------------------------------------------------
+    # -- checking --------------------------------------------------------------------------------------
 
     async def _check_in_time(self, partition: Partition) -> None:
         token, at = self._checked.get(partition.number, (b"", 0.0))
@@ -371,30 +373,30 @@ class Planner:
         self._checked[partition.number] = (partition.token, steady_s())
 
     async def check(self, number: int) -> int:
-        """Plant what is missing in one partition; returns how many."""
-        cursor, planted = 0, 0
+        """Schedule missing occurrences of one partition again; return how many."""
+        cursor, repaired = 0, 0
         while True:
             cursor, doubtful = await schedules.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
             if doubtful:
-                planted += await self._look_closer(number, doubtful)
+                repaired += await self._look_closer(number, doubtful)
             if not cursor:
-                return planted
+                return repaired
 
     async def _look_closer(self, number: int, doubtful: list[schedules.Doubtful]) -> int:
-        planted = 0
+        repaired = 0
         planned = await schedules.still_planned(self._store, number, [one.link for one in doubtful])
         for one, (waits, state) in zip(doubtful, planned, strict=True):
             if not waits:
-                planted += await self._plant_anew(number, one.name, one.link, state)
-        return planted
+                repaired += await self._schedule_again(number, one.name, one.link, state)
+        return repaired
 
-    async def _plant_anew(self, number: int, name: str, link: ChainState, state: str) -> int:
+    async def _schedule_again(self, number: int, name: str, link: ChainState, state: str) -> int:
         written = await schedules.plant_anew(self._store, number, name, link.claim, state)
         if written != "ok":
-            return 0  # it moved on meanwhile, or the next check takes it
-        self.replanted += 1
+            return 0  # it advanced meanwhile, or the next check handles it
+        self.rescheduled += 1
         self.not_run[schedules.reason_of(state)] += 1
-        log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name,
+        log.warning("schedule %s: next occurrence was missing (%s); scheduled again", name,
                     schedules.reason_of(state), extra={"schedule": name})  # fmt: skip
         return 1
 

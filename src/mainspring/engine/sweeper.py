@@ -1,5 +1,5 @@
-"""Removes what is finished: slices whose tasks are all done, ids past the dedupe window, acks of settled tasks,
-the oldest dead letters, and queues that are not used any more."""
+"""Removes finished data: slices whose tasks are all done, ids past the dedupe window, acks of settled tasks,
+the oldest dead letters, and queues that are no longer used."""
 
 import logging
 from collections import Counter
@@ -20,15 +20,15 @@ log = logging.getLogger("mainspring.engine")
 
 GRACE_MS: Final = 2_000
 EXPIRE_EVERY_MS: Final = 10_000
-"""Between two looks at the age and number of dead letters."""
+"""Interval between checks of the age and number of dead letters."""
 QUEUES_EVERY_MS: Final = 60_000
-"""Between two looks at queues that may be removed."""
+"""Interval between checks for unused queues."""
 QUEUE_IDLE_MS: Final = 86_400_000
-"""An empty queue that got no task for so long is removed."""
+"""An empty queue that got no task for this long is removed."""
 
 
 def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
-    """What stays of a slice that is dropped; None when it must not be dropped."""
+    """Return the record to keep of a dropped slice; None if it must not be dropped."""
     if not place.is_hold:
         return b""
     record = partition.hold_policy.may_drop(place)
@@ -72,7 +72,7 @@ class Sweeper:
         return 0.0 if more else 0.02 if busy else 0.5
 
     async def drop_finished(self) -> bool:
-        """Drop slices that are done and past their grace. True when there may be more."""
+        """Drop slices that are done and past their grace. Return True if there may be more."""
         now_ms = self._store.clock.now_ms()
         finished = [
             fire.FinishedSlice(partition.number, partition.token, place, live.g, record)
@@ -91,7 +91,7 @@ class Sweeper:
                 self._dropped(slice_, status)
         if failure is not None:
             raise failure
-        # Lanes may wait for the hold slices of others to be gone before theirs are read.
+        # Lanes may wait until the hold slices of others are gone before theirs are read.
         return len(finished) == 256 or any(one.slice.is_hold for one in finished)
 
     def _dropped(self, finished: fire.FinishedSlice, status: fire.WriteStatus) -> None:
@@ -105,24 +105,24 @@ class Sweeper:
                 partition.hold_policy.gone(finished.slice, self._store.clock.now_ms())
             self.dropped += 1
         elif status == "stale" or (status == "refused" and live.all_done):
-            # Something was appended since we looked, or the server is behind us: read everything again. Not where the
-            # new rows are known by now: some may be under way, and would be delivered twice.
+            # Tasks were appended since we looked, or the server lost writes: read everything again. Not if the new rows
+            # are already known: some may be in flight, and would be delivered twice.
             partition.forget(live)
 
     async def _forget_holds(self) -> None:
-        """The records of holds go when the ids of their tasks may go."""
+        """Forget the records of holds once the ids of their tasks may be forgotten."""
         before_ms = self._store.clock.now_ms() - self._window_ms
         for partition in list(self._owned.values()):
             ended = partition.hold_policy.holds.ended
-            # By our own clock only to ask seldom: the server's decides.
+            # Use our own clock only to limit the requests: the server's clock decides.
             if old := [one for one in ended.items() if one[1] < before_ms][:1_000]:
                 gone = await holds.forget_records(self._store, partition.number, old, window_ms=self._window_ms)
                 for name, _ in gone:
                     ended.pop(name, None)
 
     async def _forget_ids(self) -> bool:
-        """Some ids of one partition, and acks that a former owner left; over time all of them. True when there may be
-        more to remove right here."""
+        """Forget some ids of one partition, and acks that a former owner left; over time all of them. Return True if
+        there may be more in the same partition."""
         numbers = sorted(self._owned)
         if not numbers:
             return False
@@ -134,9 +134,9 @@ class Sweeper:
         return removed > 0
 
     async def _forget_queues(self) -> None:
-        """Remove some queues that are not used any more: each leaves a stream, and series in every scrape."""
+        """Remove some unused queues: each leaves a stream, and series in every scrape."""
         now_ms = self._store.clock.now_ms()
-        # Further ahead than ever: the clock was set back since.
+        # A time further ahead than one interval: the clock was set back since.
         if now_ms < self._queues_at_ms <= now_ms + QUEUES_EVERY_MS:
             return
         self._queues_at_ms = now_ms + QUEUES_EVERY_MS
@@ -146,9 +146,9 @@ class Sweeper:
             self._queue_cursors[number] = following
 
     async def _expire_letters(self) -> bool:
-        """Drop some of the oldest dead letters past their limits. True when there may be more."""
+        """Drop some of the oldest dead letters past their limits. Return True if there may be more."""
         now_ms = self._store.clock.now_ms()
-        # Further ahead than ever: the clock was set back since.
+        # A time further ahead than one interval: the clock was set back since.
         if not any(self._letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
             return False
         more, failure = False, None

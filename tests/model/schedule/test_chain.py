@@ -70,7 +70,7 @@ def test_a_plan_made_by_a_clock_that_had_jumped_is_made_anew() -> None:
     definition = minutely()
     plan = OccurrencePlan.of(definition, link_to(definition, at(1), ChainMemory()), at(61))
     asked_only_of_what_is_skipped = cast("Flight", None)
-    planted = plan.planting(asked_only_of_what_is_skipped, at(1))
+    planted = plan.to_write(asked_only_of_what_is_skipped, at(1))
     assert planted.slice is not None
     assert planted.slice.start_ms == at(2)
     assert ChainState.unpack(planted.value).state.began_ms == at(1)
