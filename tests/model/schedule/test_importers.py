@@ -153,7 +153,8 @@ def test_both_day_fields_of_celery_have_to_fit() -> None:
 def test_an_entry_that_cannot_be_read_whole_is_refused(entry: str, unread: str) -> None:
     found = read_celery(f"beat_schedule = {{'a': {entry}, 'b': {{'task': 't', 'schedule': 5}}}}")
     assert [one.name for one in found.definitions] == ["b"]
-    assert found.problems == [f"a: {unread} cannot be read without running the file; write the value out there, or give JSON"]
+    advice = "write the value out there, or give JSON"
+    assert found.problems == [f"a: {unread} cannot be read without running the file; {advice}"]
 
 
 ONE = "{'task': 't', 'schedule': 5}"

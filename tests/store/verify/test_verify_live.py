@@ -240,7 +240,7 @@ async def test_of_many_tasks_no_step_looks_at_more_than_a_bounded_number(live: S
         4 * keys_module.KEYS_A_PAGE + 1,
         checks.IDS_A_PAGE + 2,
         checks.ROWS_A_CHUNK,
-        checks.LETTERS_A_PAGE,
+        checks.DEAD_LETTERS_A_PAGE,
     )
     assert max(map(looked_at, commands)) <= most
     assert sum(command[0] == "LRANGE" for command in commands) > TASKS / PARTITIONS / checks.ROWS_A_CHUNK

@@ -177,8 +177,10 @@ def _add_section(
     large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
     commits = [touch for touch in touches if touch.d]
     proofs = [touch for touch in touches if touch.m >= 0]
-    plants = section.plants
-    args.append(_COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished, len(plants)))
+    occurrences = section.plants
+    args.append(
+        _COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished, len(occurrences))
+    )
     for touch in small:
         small_x.append(touch.keys[3])
         small_f.append(touch.keys[1])
@@ -201,16 +203,18 @@ def _add_section(
     for name, entries, g, cursor in known:
         keys.append(entries)
         args += (name, g, cursor)
-    if plants:
-        _add_occurrences(names, plants, keys, args)
+    if occurrences:
+        _add_occurrences(names, occurrences, keys, args)
 
 
-def _add_occurrences(names: PartitionKeys, plants: Sequence[NextOccurrence], keys: list[str], args: list[Any]) -> None:
-    wanted = (plant.slice for plant in plants if plant.slice is not None)
+def _add_occurrences(
+    names: PartitionKeys, occurrences: Sequence[NextOccurrence], keys: list[str], args: list[Any]
+) -> None:
+    wanted = (one.slice for one in occurrences if one.slice is not None)
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     skips: dict[str, int] = {}
     rows: list[Any] = []
-    for one in plants:
+    for one in occurrences:
         place, skipped = one.slice, one.skipped
         number = 0 if place is None else places[place]
         if skipped is None:

@@ -318,10 +318,10 @@ async def _remove(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
     return Repair(True, "removed; the next owner of the partition releases the tasks in it unless they are held")
 
 
-LETTERS_A_PAGE: Final = 100
+DEAD_LETTERS_A_PAGE: Final = 100
 """Few, because a scan of records returns their payloads too."""
 
-_LETTER_PROBLEMS: Final = {
+_DEAD_LETTER_PROBLEMS: Final = {
     "record": "a dead letter without its time: no list shows it",
     "time": "the time of a dead letter that does not exist",
 }
@@ -333,27 +333,27 @@ async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator
     for command, key in (("HSCAN", keys.dead), ("ZSCAN", keys.dead_times)):
         cursor = 0
         while True:
-            [reply] = await store.run_one(keys.slot, [(command, key, cursor, "COUNT", LETTERS_A_PAGE)])
+            [reply] = await store.run_one(keys.slot, [(command, key, cursor, "COUNT", DEAD_LETTERS_A_PAGE)])
             cursor, idhs = int(reply[0]), reply[1][::2]
-            for at in range(0, len(idhs), LETTERS_A_PAGE):
-                for idh, there in await _incomplete_letters(store, keys, idhs[at : at + LETTERS_A_PAGE]):
+            for at in range(0, len(idhs), DEAD_LETTERS_A_PAGE):
+                for idh, there in await _incomplete_dead_letters(store, keys, idhs[at : at + DEAD_LETTERS_A_PAGE]):
                     if idh not in reported:
                         reported.add(idh)
-                        repair = partial(_repair_letter, store, keys, idh)
+                        repair = partial(_repair_dead_letter, store, keys, idh)
                         yield VerifyFinding(
-                            "dead-letter", keys.number, f"{key} {idh.hex()}", _LETTER_PROBLEMS[there], repair
+                            "dead-letter", keys.number, f"{key} {idh.hex()}", _DEAD_LETTER_PROBLEMS[there], repair
                         )
             if not cursor:
                 break
 
 
-async def _incomplete_letters(store: Store, keys: PartitionKeys, idhs: Sequence[bytes]) -> list[tuple[bytes, str]]:
+async def _incomplete_dead_letters(store: Store, keys: PartitionKeys, idhs: Sequence[bytes]) -> list[tuple[bytes, str]]:
     """Return the dead letters of which only one half exists, and which half."""
     reply = await store.call(keys.number, "verify_dead", [keys.dead, keys.dead_times], [len(idhs), *idhs])
     return [(idhs[at - 1], there.decode()) for at, there in zip(reply[::2], reply[1::2], strict=True)]
 
 
-async def _repair_letter(store: Store, keys: PartitionKeys, idh: bytes) -> Repair:
+async def _repair_dead_letter(store: Store, keys: PartitionKeys, idh: bytes) -> Repair:
     [record] = await store.run_one(keys.slot, [("HGET", keys.dead, idh)])
     time_ms = _died_ms(record) or store.clock.now_ms()
     reply = await store.call(keys.number, "repair_dead", [keys.dead, keys.dead_times], [idh, time_ms])
