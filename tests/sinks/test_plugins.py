@@ -96,7 +96,7 @@ def test_a_client_without_the_package_says_what_to_do() -> None:
     said = run(CHECK).stderr
     assert "must start with one of command:, http:" in said
     assert (
-        "install it here too (entry point 'mainspring.sinks'), or let the nodes name it and use target:<name>" in said
+        "install it here too (entry point 'mainspring.sinks'), or use a named target of the nodes, target:<name>" in said
     )
 
 
