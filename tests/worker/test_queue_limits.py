@@ -233,7 +233,7 @@ def test_rules_of_queues_are_read_and_written_the_same() -> None:
         ),
         ({"mail": {"concurrency": "3"}}, "mail: concurrency: expected a whole number"),
         ({"mail": {"concurrency": 0}}, "mail: concurrency is 0"),
-        ({"mail": {"rate": "fast"}}, "mail: rate: 'fast' is none"),
+        ({"mail": {"rate": "fast"}}, "mail: rate: 'fast' is not a rate"),
         ({"a b": {}}, "queue 'a b'"),
         ([], "expected a table of tables"),
     ],
