@@ -277,7 +277,7 @@ def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
 
 
 def digest_of(definition: Definition) -> str:
-    """Return a digest that is equal for definitions that run the same at the same times; pauses and pins are ignored."""
+    """Return a digest that is equal for definitions that run the same at the same times, paused, pinned or not."""
     values = [getattr(definition, field) for field in _MEANT]
     return blake2b(_encode(values), digest_size=8).hexdigest()
 
