@@ -120,7 +120,7 @@ def test_keys_are_made_listed_and_revoked_and_the_trail_tells_of_it(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--role", "king"), "use one of"),
+        (("--role", "king"), "is not one of reader"),
         (("--expires", "2001-01-01T00:00:00Z"), "has passed"),
         (("--target", "https://a.exam*"), "name the host in full"),
         (("--target", "*"), "target pattern"),

@@ -32,7 +32,19 @@ def test_a_good_server_gets_nothing_but_ok_and_nothing_is_written(server: Server
             break
         code, found = examined(tmp_path, server.url, "--strict")
     assert {name: row["status"] for name, row in found.items()} == dict.fromkeys(
-        ["version", "role", "eviction", "persistence", "clock", "latency", "memory", "rights", "data", "open files"],
+        [
+            "version",
+            "role",
+            "eviction",
+            "persistence",
+            "clock",
+            "latency",
+            "memory",
+            "rights",
+            "data",
+            "open files",
+            "packages",
+        ],
         "ok",
     )
     assert code == 0

@@ -274,7 +274,7 @@ def test_a_stop_leaves_behind_what_does_not_heed_it(server: Server, caplog: pyte
     stopping.start()
     stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
-    assert "go on although they were cancelled" in caplog.text
+    assert "keep running although they were cancelled" in caplog.text
     with SyncClient(server.url, namespace="heed") as client:
         assert client.get("on").state in ("queued", "running"), "what was broken off runs again"
     gc.collect()  # here, and not in the middle of another test

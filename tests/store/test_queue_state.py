@@ -68,9 +68,10 @@ def test_places_are_read_as_documented(vector: dict[str, Any]) -> None:
     [
         (DONE, b"d"),
         (JobCancelled(), b"c"),
-        (Retry("busy", after_ms=500), b"r\x93\xa4busy\xcd\x01\xf4\xc2"),
-        (Retry("not yet", after_ms=1, untried=True), b"r\x93\xa7not yet\x01\xc3"),
-        (Dead("never"), b"x\x93\xa5never\xc0\xc2"),
+        (Retry("busy", after_ms=500), b"r\x94\xa4busy\xcd\x01\xf4\xc2\xa0"),
+        (Retry("not yet", after_ms=1, untried=True), b"r\x94\xa7not yet\x01\xc3\xa0"),
+        (Dead("never"), b"x\x94\xa5never\xc0\xc2\xa0"),
+        (Dead("never", traceback="line 1"), b"x\x94\xa5never\xc0\xc2\xa6line 1"),
     ],
 )
 def test_the_word_of_a_worker_goes_there_and_back(outcome: Done | Retry | Dead | JobCancelled, raw: bytes) -> None:

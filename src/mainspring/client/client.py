@@ -846,7 +846,8 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
             raise
         assert summary.handles is not None
         [handle] = summary.handles
-        ask = partial(self.result, handle.id, lane=lane)
+        # Without a lane exactly this task is meant, and not one of the same id in some lane.
+        ask = partial(self.result, handle.id, lane="" if lane is None and id is not None else lane)
         return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
 
     # -- one task ------------------------------------------------------------------------------------------
