@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 
 from mainspring import Config, RetryPolicy, Scheduler, SyncClient, embedded
@@ -58,7 +59,11 @@ SAID = {
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    return load_file(ROOT / "examples" / f"{name}.py")
+
+
+def load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -217,3 +222,22 @@ async def test_a_device_that_is_away_holds_up_its_own_instructions_only(mainspri
         devices.away.add("valve-1")
         await ticker.advance(minutes=21)
         assert devices.done == ["valve-2: open", "valve-2: close"]
+
+
+async def test_the_order_of_the_fastapi_guide_expires_after_exactly_thirty_minutes(
+    mainspring_ticker: Ticker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = blocks(ROOT / "docs" / "guides" / "fastapi.md", "python")
+    (tmp_path / "shop.py").write_text(code, encoding="utf-8")
+    shop = load_file(tmp_path / "shop.py")
+    async with mainspring_ticker.running(shop.scheduler) as ticker:
+        web = httpx.AsyncClient(transport=httpx.ASGITransport(shop.app), base_url="http://shop")
+        async with shop.app.router.lifespan_context(shop.app), web:
+            for order in (42, 43):
+                assert (await web.post(f"/orders/{order}")).status_code == 201
+            assert (await web.post("/orders/42/payment")).status_code == 200
+            await ticker.advance(minutes=29, seconds=59)
+            assert capsys.readouterr().out == ""
+            await ticker.advance(seconds=1)
+            assert capsys.readouterr().out == "order 43 has expired\n"
+            assert (await web.post("/orders/43/payment")).status_code == 409

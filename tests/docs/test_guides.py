@@ -4,8 +4,11 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +20,14 @@ from tests.support.paths import ROOT
 from tests.support.serving import ENVIRON
 
 GUIDES = ROOT / "docs" / "guides"
-STAYS = ("mainspring serve", "mainspring worker", "python3 ")
+WEB = ("uvicorn ", "flask ", "python manage.py runserver")
+STAYS = ("mainspring serve", "mainspring worker", "python3 ", *WEB)
 """What runs in a terminal of its own."""
 
 
 def blocks(guide: str) -> Iterator[tuple[str, str]]:
     text = (GUIDES / guide).read_text()
-    yield from re.findall(r"```(console|python|toml)\n(.*?)```", text, re.DOTALL)
+    yield from re.findall(r"```(console|python|toml|crontab|text)\n(.*?)```", text, re.DOTALL)
 
 
 class Reader:
@@ -47,7 +51,9 @@ class Reader:
 
     def save(self, code: str) -> None:
         name = code.splitlines()[0].removeprefix("# ")
-        (self.folder / name).write_text(self.own(code))
+        file = self.folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(self.own(code))
 
     def type(self, command: str, shown: list[str]) -> None:
         line = self.own(command)
@@ -58,12 +64,13 @@ class Reader:
             ["bash", "-c", line],
             cwd=self.folder,
             env=self.environ,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # a terminal shows both
             text=True,
             check=False,
             timeout=120,
         )
-        assert told.returncode == 0, (command, told.stderr, self.printed)
+        assert told.returncode == 0, (command, told.stdout, self.printed)
         for expected in shown:
             assert masked(expected) in masked(told.stdout), (command, told.stdout)
 
@@ -76,6 +83,13 @@ class Reader:
         self.running.append(process)
         if "mainspring serve" in line:
             wait_until(lambda: "the API is at" in log.read_text(), f"serve is ready: {log}", timeout_s=60)
+        elif line.startswith(WEB):
+            wait_until(lambda: accepts(self.other), f"the application is ready: {log}", timeout_s=60)
+
+    def read_terminals(self, shown: str) -> None:
+        """Wait until the processes that were left running have printed these lines."""
+        lines = set(shown.splitlines())
+        wait_until(lambda: lines <= set(self.printed.splitlines()), f"{lines} in {self.folder}", timeout_s=60)
 
     def go_home(self) -> None:
         for process in reversed(self.running):
@@ -84,6 +98,11 @@ class Reader:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
             process.kill()
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def masked(text: str) -> str:
@@ -102,6 +121,9 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 def follow(reader: Reader, guide: str) -> None:
     for language, code in blocks(guide):
+        if language == "text":
+            reader.read_terminals(code)
+            continue
         if language != "console":
             reader.save(code)
             continue
@@ -131,6 +153,19 @@ def test_one_of_many_workers_runs_a_command(reader: Reader) -> None:
         return re.search(r"^state +(done|finished)$", told.stdout, re.MULTILINE) is not None
 
     wait_until(done, "a worker has run the command", timeout_s=60)
+
+
+@pytest.mark.parametrize("framework", ["django", "fastapi", "flask"])
+def test_an_order_of_a_web_application_expires_unless_it_is_paid(reader: Reader, framework: str) -> None:
+    if shutil.which("curl") is None:
+        gap("curl is not installed")
+    follow(reader, f"{framework}.md")
+    assert "order 42 has expired" not in reader.printed
+    late = urllib.request.Request(f"http://127.0.0.1:{reader.other}/orders/43/payment", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(late, timeout=60)
+    refused.value.close()
+    assert refused.value.code == 409
 
 
 def test_ticks_go_where_the_guide_says(reader: Reader) -> None:
