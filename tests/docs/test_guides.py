@@ -60,6 +60,13 @@ class Reader:
         if command.startswith(STAYS):
             self.leave_running(line)
             return
+        printed = self.run(line)
+        if command.startswith(("cat ", "tail ")):
+            assert printed.splitlines() == shown
+        for expected in shown:
+            assert masked(expected) in masked(printed), (command, printed)
+
+    def run(self, line: str) -> str:
         told = subprocess.run(
             ["bash", "-c", line],
             cwd=self.folder,
@@ -70,9 +77,8 @@ class Reader:
             check=False,
             timeout=120,
         )
-        assert told.returncode == 0, (command, told.stdout, self.printed)
-        for expected in shown:
-            assert masked(expected) in masked(told.stdout), (command, told.stdout)
+        assert told.returncode == 0, (line, told.stdout, self.printed)
+        return told.stdout
 
     def leave_running(self, line: str) -> None:
         log = self.folder / f"terminal-{len(self.running)}"
@@ -166,6 +172,23 @@ def test_an_order_of_a_web_application_expires_unless_it_is_paid(reader: Reader,
         urllib.request.urlopen(late, timeout=60)
     refused.value.close()
     assert refused.value.code == 409
+
+
+@pytest.mark.parametrize("scheduler", ["apscheduler", "celery-beat", "rq-scheduler"])
+def test_a_program_that_moved_from_another_scheduler_runs(reader: Reader, scheduler: str) -> None:
+    follow(reader, f"from-{scheduler}.md")
+
+
+def test_the_commands_of_a_crontab_run_on_a_worker_and_in_a_program(reader: Reader) -> None:
+    follow(reader, "from-crontab.md")
+    wait_until((reader.folder / "src.tar").exists, "the worker has run the command", timeout_s=60)
+    wait_until(
+        lambda: "archive" in reader.run("mainspring schedule list -o name").split(),
+        "the program has declared its schedule",
+        timeout_s=60,
+    )
+    reader.type("mainspring schedule trigger archive", [])
+    wait_until((reader.folder / "archive.tar").exists, "the program has run the command", timeout_s=60)
 
 
 def test_ticks_go_where_the_guide_says(reader: Reader) -> None:
