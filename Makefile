@@ -89,7 +89,8 @@ docs: install $(DOCS_STAMP) ## build the site of the docs, with a reference made
 	@rm -rf build/pages build/site
 	@$(BIN)/python tools/reference build/pages/reference
 	@$(BIN)/python tools/site build
-	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict --config-file build/mkdocs.yml
+	@# Not --quiet: it drops warnings before --strict can count them.
+	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --config-file build/mkdocs.yml
 	@echo 'the site is in build/site; its search needs a web server: python3 -m http.server --bind 127.0.0.1 --directory build/site'
 
 # What builds the site is installed apart and on demand: nobody else needs it.
