@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -368,7 +369,8 @@ def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: P
     assert "[schedules." in out.read_text(encoding="utf-8")
     result = call(server, "import", str(file), "--timezone", "Europe/Rome")
     assert result.exit_code == 1
-    assert "[commands.backup] argv = ['/usr/local/bin/backup', '--all']" in result.stderr
+    [added] = re.findall(r"^\[commands\.backup\]\nargv = .*$", result.stderr, re.MULTILINE)
+    assert tomllib.loads(added) == {"commands": {"backup": {"argv": ["/usr/local/bin/backup", "--all"]}}}
     view = client.schedules.get("backup")
     assert view is not None
     assert (view.definition.zone, view.definition.target) == ("Europe/Rome", "command:backup")

@@ -1,6 +1,7 @@
 """Commands: programs that workers start, and only those that were named."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,11 +32,13 @@ def script(name: str, text: str, **settings: Any) -> CommandWork:
     return command(name, "/bin/sh", "-c", text, **settings)
 
 
-async def test_output_and_exit_code_are_kept(place: Place) -> None:
+async def test_output_and_exit_code_are_kept(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mainspring.worker")
     await place.worker(script("hello", "echo out; echo err >&2"))
     handle = await place.client.put("command:hello")
     output = await handle.result(timeout=60)
     assert output == Output(0, b"out\n", b"err\n", 4, 4)
+    assert re.search(f"command hello: task {re.escape(handle.id[:32])}.* ended after ", caplog.text)
 
 
 async def test_a_command_that_fails_is_tried_again_and_its_last_words_are_kept(place: Place) -> None:

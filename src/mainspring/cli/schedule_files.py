@@ -113,7 +113,8 @@ def import_(
     whose = source or (file.stem if file is not None else kind)
     text = to_toml(found) if out is not None else ""
     for name, argv in found.commands.items():
-        print(f"register the command {name}: [commands.{name}] argv = {argv!r}", file=sys.stderr)
+        lines = f"[commands.{name}]\nargv = {msgspec.json.encode(argv).decode()}"
+        print(f"add this to the mainspring.toml of the workers:\n{lines}", file=sys.stderr)
     for problem in found.problems:
         print(f"look at this: {problem}", file=sys.stderr)
     if out is not None:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -14,10 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
+from ..model.explain import span
 from ..model.job import Output
 from ..model.targets.command import INHERITED, Command
 from .context import Context
 from .handler import Outputs, Work, WrongArguments
+
+log = logging.getLogger("mainspring.worker")
 
 _CODE: Final = """
 import os, signal, sys
@@ -264,7 +268,7 @@ class CommandWork(Work):
         return args
 
     def execute(self, context: Context, args: list[str]) -> Output:
-        command = self.command
+        command, began_s = self.command, time.monotonic()
         try:
             process = Process([*command.argv, *args], self._environ(context), command.cwd, command.output_bytes)
         except (OSError, ValueError) as error:
@@ -273,6 +277,8 @@ class CommandWork(Work):
         if output.exit_code != 0:
             how = _ended(output.exit_code or 0)
             raise Outputs(how + _last_words(output), output, how)
+        took = span((time.monotonic() - began_s) * 1000)
+        log.info("command %s: task %s ended after %s", self.name, context.id, took, extra={"task": context.id})
         return output
 
     def _environ(self, context: Context) -> dict[str, str]:
