@@ -56,8 +56,9 @@ def in_pipe(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("apart_ms", "text"),
     [
-        (999, "in 0 s"), (3_000, "in 3 s"), (59_999, "in 59 s"), (60_000, "in 1 min"), (29 * 60_000 + 500, "in 29 min"),
-        (HOUR_MS, "in 1 h"), (47 * HOUR_MS, "in 47 h"), (48 * HOUR_MS, "in 2 d"), (-3_000, "3 s ago"), (0, "0 s ago"),
+        (999, "in 1 s"), (3_000, "in 3 s"), (59_400, "in 59 s"), (59_999, "in 1 min"), (60_000, "in 1 min"),
+        (29 * 60_000 + 500, "in 29 min"), (HOUR_MS, "in 1 h"), (2 * HOUR_MS - 3_000, "in 2 h"),
+        (47 * HOUR_MS, "in 47 h"), (48 * HOUR_MS, "in 2 d"), (-3_000, "3 s ago"), (0, "0 s ago"),
     ],
 )  # fmt: skip
 def test_times_are_said_as_people_say_them(apart_ms: int, text: str) -> None:

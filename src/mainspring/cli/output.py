@@ -28,19 +28,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in clean]
 
 
-_UNITS: Final = (
-    (86_400_000 * 2, 86_400_000, "d"),
-    (3_600_000, 3_600_000, "h"),
-    (60_000, 60_000, "min"),
-    (0, 1000, "s"),
-)
+_UNITS: Final = ((47.5 * 3_600_000, 86_400_000, "d"), (59.5 * 60_000, 3_600_000, "h"), (59_500, 60_000, "min"))
+"""From how many milliseconds a unit is used, and how long it is."""
 
 
 def relative(ms: int, now_ms: int) -> str:
     """A time as people say it: "in 29 min", "3 s ago"."""
     apart_ms = abs(ms - now_ms)
-    size, name = next((size, name) for at_least, size, name in _UNITS if apart_ms >= at_least)
-    text = f"{apart_ms // size} {name}"
+    size, name = next(((size, name) for at_least, size, name in _UNITS if apart_ms >= at_least), (1000, "s"))
+    text = f"{round(apart_ms / size)} {name}"
     return f"in {text}" if ms > now_ms else f"{text} ago"
 
 
