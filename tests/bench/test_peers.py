@@ -93,7 +93,7 @@ def test_without_the_libraries_the_other_rows_are_there(tmp_path: Path, monkeypa
     ours, other = rows_of("--only", "mainspring", "--only", "huey", "--no-install")
     assert_full(ours, "mainspring")
     assert other["peer"] == "huey"
-    assert "this does it: " in other["error"]
+    assert "this installs them: " in other["error"]
 
 
 @pytest.mark.parametrize("words", [("--only", "cron"), ("--tasks", "0"), ("--rate", "0"), ("--seconds", "0")])
