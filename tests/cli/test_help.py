@@ -70,6 +70,35 @@ def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
     assert given or not rest
 
 
+OLD = [
+    ("task list", "--due-after", "--after"),
+    ("task count", "--due-before", "--before"),
+    ("schedule preview", "--dst-gap", "--gap"),
+    ("schedule preview", "--dst-overlap", "--overlap"),
+]
+"""Options that have another name now."""
+
+
+@pytest.mark.parametrize(("name", "option", "old"), OLD)
+def test_an_old_name_of_an_option_works_and_is_not_shown(name: str, option: str, old: str) -> None:
+    command, _ = find(name.split())
+    value = {"--gap": "skip", "--overlap": "both"}.get(old, "2030-01-01T00:00:00Z")
+    rest = ["@daily"] if "preview" in name else []
+    by_either = [command.make_context(name, [*rest, word, value]).params for word in (option, old)]
+    assert by_either[0] == by_either[1]
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True)).split()
+    assert option in shown
+    assert old not in shown
+
+
+def test_parts_of_a_retry_policy_are_not_offered_as_options() -> None:
+    command, _ = find(["schedule", "add"])
+    shown = command.get_help(command.make_context("add", [], resilient_parsing=True))
+    assert "--retries" in shown
+    assert "--retry-base" not in shown
+    assert "--retry-jitter" not in shown
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -153,7 +153,11 @@ async def test_status_shows_one_namespace_on_one_screen(server: Server, client: 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("task put --after soon 1", "--after: 'soon' is not a delay"),
         ("task put --in soon 1", "--in: 'soon' is not a delay"),
+        ("task put --in=soon 1", "--in: 'soon' is not a delay"),
+        ("task list --due-after soon", "--due-after: 'soon' is not"),
+        ("task count --before soon", "--due-before: 'soon' is not"),
         ("task put --at soon 1", "--at: 'soon' is not"),
         ("pause --all --for x", "--for: 'x' is not a delay"),
         ("task list --limit 0", "--limit is 0"),

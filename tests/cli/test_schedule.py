@@ -191,7 +191,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: Sy
     wrong = call(server, "add", "job", "--cron", "0 25 * * *", "--target", "log:")
     assert isinstance(wrong.exception, InvalidInput)
     assert "hour" in str(wrong.exception)
-    both = call(server, "add", "job", "--every", "1h", "--target", "log:", "--retry", "3", "--retries", "2")
+    both = call(server, "add", "job", "--every", "1h", "--target", "log:", "--retry", "3", "--retry-base", "1s")
     assert isinstance(both.exception, InvalidInput)
     assert call(server, "add", "job", "--every", "1h", "--target", "log:").exit_code == 0
     assert isinstance(call(server, "add", "job", "--every", "1h", "--target", "log:").exception, Conflict)

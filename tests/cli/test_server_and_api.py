@@ -368,6 +368,8 @@ async def test_a_schedule_from_add_to_remove(say: Say) -> None:
         "x",
     )
     made = await told(say, "schedule", "add", "s", *options, "--target", "log:", *more)
+    more_often = await told(say, "schedule", "edit", "s", "--retries", "4", "--dry-run")
+    assert more_often["changes"]["retry"] == ["2", "5"]
     assert (made["specs"], made["timezone"], made["payload"]) == (
         ["30 2 * * *", "@every 36h"],
         "Europe/Paris",

@@ -147,8 +147,8 @@ async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, sto
         (lambda client: client.pause(lane="l", until=1 << 70), "until is .* which looks like nanoseconds"),
         (lambda client: client.pause(lane="l", until=1_893_488_400), "until is 1893488400, which looks like seconds"),
         (lambda client: client.reschedule("a", at=1_893_488_400), SECONDS),
-        (lambda client: client.list(after=1_893_488_400), "after is 1893488400, which looks like seconds"),
-        (lambda client: client.count(before=1_893_488_400), "before is 1893488400, which looks like seconds"),
+        (lambda client: client.list(due_after=1_893_488_400), "due_after is 1893488400, which looks like seconds"),
+        (lambda client: client.count(due_before=1_893_488_400), "due_before is 1893488400, which looks like seconds"),
         (lambda client: client.dead_list(died_after=1_893_488_400), "died_after is .* looks like seconds"),
         (lambda client: client.dead_replay("a", at=1_893_488_400), SECONDS),
         (lambda client: client.schedules.add("s", every="1d", target="log:", start=1_893_488_400), SECONDS),
@@ -233,7 +233,20 @@ async def test_a_page_has_a_sensible_size(client: Client, limit: Any) -> None:
 
 async def test_an_empty_range_is_refused(client: Client) -> None:
     with pytest.raises(InvalidInput, match="range"):
-        await client.list(after=2 * 10**12, before=10**12)
+        await client.list(due_after=2 * 10**12, due_before=10**12)
+
+
+async def test_old_names_of_a_range_are_accepted_with_a_warning(client: Client) -> None:
+    await client.put("log:", after="1h")
+    late: Any = {"after": 2 * 10**12}
+    early: Any = {"before": 2 * 10**12}
+    with pytest.warns(DeprecationWarning, match="after= is due_after= now") as said:
+        assert (await client.list(**late)).tasks == []
+    assert said[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="before= is due_before= now"):
+        assert (await client.count(**early)).pending == 1
+    with pytest.raises(InvalidInput, match="give due_after alone"):
+        await client.list(due_after=10**12, **late)
 
 
 # -- the format of a namespace ---------------------------------------------------------------------------------

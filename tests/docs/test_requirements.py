@@ -43,7 +43,7 @@ async def test_a1_what_is_due_comes_out_in_due_order(mainspring_url: str, mainsp
     async with Ticker(mainspring_url, namespace=mainspring_namespace, clock=clock) as ticker:
         for name, due_s in in_any_order(DUE_S):
             await ticker.client.put("log:", name, at=due_s * 1000)
-        due = await ticker.client.list(before=NOW_S * 1000 + 1)
+        due = await ticker.client.list(due_before=NOW_S * 1000 + 1)
         assert [task.payload for task in due.tasks] == ["task1", "task2", "task3"]
         assert names(await ticker.advance(ms=NOW_S * 1000 - clock.now_ms())) == ["task1", "task2", "task3"]
         assert (await ticker.client.count()).pending == 2

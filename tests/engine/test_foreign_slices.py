@@ -40,7 +40,7 @@ async def test_tasks_fire_and_are_listed_beside_strange_names(
     with caplog.at_level(logging.ERROR, "mainspring.store"):
         await ticker.client.put_many(tasks)
         assert len((await ticker.client.list()).tasks) == 20
-        assert (await ticker.client.count(before=ticker.clock.now_ms() + 3_600_000)).pending == 20
+        assert (await ticker.client.count(due_before=ticker.clock.now_ms() + 3_600_000)).pending == 20
         for _ in range(5):
             await ticker.advance(seconds=1)
     told = [one for one in caplog.messages if "garbage" in one]

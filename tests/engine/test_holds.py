@@ -212,9 +212,9 @@ async def test_a_spilled_task_can_be_found_listed_counted_moved_and_cancelled(ti
     info = await client.get(ids[3])
     assert (info.state, info.due_ms, info.payload) == ("pending", now_ms + 1_003, 3)
     assert (await client.get(named.id)).due_ms == now_ms + 1_500
-    listed = (await client.list(after=now_ms - 600_000, limit=500)).tasks
+    listed = (await client.list(due_after=now_ms - 600_000, limit=500)).tasks
     assert [one.payload for one in listed] == [*range(1, MANY), "named", 0]
-    assert (await client.count(after=now_ms - 600_000, before=ticker.clock.now_ms())).pending == MANY
+    assert (await client.count(due_after=now_ms - 600_000, due_before=ticker.clock.now_ms())).pending == MANY
     assert await client.cancel(ids[3]) == "cancelled"
     await client.reschedule(ids[4], after="5m")
     await client.reschedule("named", after="6m")

@@ -50,6 +50,7 @@ class Preview(Times, forbid_unknown_fields=True, kw_only=True):
     after: Moment | None = None
     target: str | UnsetType = UNSET
     retry: str | dict[str, Any] | UnsetType | None = UNSET
+    retries: int | UnsetType | None = UNSET
     timeout: str | UnsetType | None = UNSET
     overlap: str | UnsetType = UNSET
 
@@ -62,6 +63,7 @@ class Fields(Times, forbid_unknown_fields=True, kw_only=True):
     max_runs: int | UnsetType | None = UNSET
     lane: str | UnsetType | None = UNSET
     retry: str | dict[str, Any] | UnsetType | None = UNSET
+    retries: int | UnsetType | None = UNSET
     timeout: str | UnsetType | None = UNSET
     misfire: str | UnsetType = UNSET
     grace: str | UnsetType = UNSET

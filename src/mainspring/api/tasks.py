@@ -408,8 +408,8 @@ def view(info: TaskInfo) -> dict[str, Any]:
 async def list_tasks(call: Call) -> Answer:
     query: ListTasks = call.query
     page = await call.client.list(
-        after=when(query.due_after, "due_after"),
-        before=when(query.due_before, "due_before"),
+        due_after=when(query.due_after, "due_after"),
+        due_before=when(query.due_before, "due_before"),
         state=query.state,
         target=query.target,
         lane=query.lane,
@@ -423,8 +423,8 @@ async def list_tasks(call: Call) -> Answer:
 async def count_tasks(call: Call) -> Answer:
     call.check_unbound()
     query: CountTasks = call.query
-    after, before = when(query.due_after, "due_after"), when(query.due_before, "due_before")
-    return answer(await call.client.count(after=after, before=before))
+    due_after, due_before = when(query.due_after, "due_after"), when(query.due_before, "due_before")
+    return answer(await call.client.count(due_after=due_after, due_before=due_before))
 
 
 async def explain_task(call: Call) -> Answer:

@@ -62,7 +62,7 @@ class _LazyGroup(typer.core.TyperGroup):
             place, summary = _COMMANDS[name]
             module, _, variable = place.partition(":")
             found = getattr(import_module(module), variable or "app")
-            command = naming_options(with_examples(quicken(typer.main.get_command(found)), name))
+            command = hiding_old_options(naming_options(with_examples(quicken(typer.main.get_command(found)), name)))
             command.help = command.help or summary
         return name, command, rest
 
@@ -169,10 +169,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worker list": ("mainspring worker list", "mainspring worker list --json --url https://scheduler.example.com"),
     "queue list": ("mainspring queue list", "mainspring queue list --json"),
     "task put": (
-        "mainspring task put --in 30m --target https://example.com/hook --id order-42 '{\"order\": 42}'",
+        "mainspring task put --after 30m --target https://example.com/hook --id order-42 '{\"order\": 42}'",
         "mainspring task put --at 2030-01-01T09:00:00Z --target kafka:orders --lane user-7 '\"hello\"'",
         "mainspring task put --target command:backup --timeout 2h --retry '3 base=1m'",
-        "echo '[1, 2]' | mainspring task put --in 5s -",
+        "echo '[1, 2]' | mainspring task put --after 5s -",
     ),
     "task get": (
         "mainspring task get order-42",
@@ -180,11 +180,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "task list": (
         "mainspring task list --target 'https://example.com/*' --limit 100",
-        "mainspring task list --after 2030-01-01T00:00:00Z --before 2030-01-02T00:00:00Z --json",
+        "mainspring task list --due-after 2030-01-01T00:00:00Z --due-before 2030-01-02T00:00:00Z --json",
     ),
-    "task count": ("mainspring task count", "mainspring task count --before 2030-01-01T00:00:00Z"),
+    "task count": ("mainspring task count", "mainspring task count --due-before 2030-01-01T00:00:00Z"),
     "task cancel": ("mainspring task cancel order-42 order-43",),
-    "task reschedule": ("mainspring task reschedule order-42 --in 1h",),
+    "task reschedule": ("mainspring task reschedule order-42 --after 1h",),
     "task explain": ("mainspring task explain order-42",),
     "task result": (
         "mainspring task result order-42",
@@ -270,9 +270,16 @@ def with_examples(command: Any, name: str) -> Any:
     return command
 
 
+_TYPED: Final = "mainspring.typed"
+
+
 def naming_options(command: Any) -> Any:
     """Let errors of a command and its subcommands name the option that was typed: `--in`, not `after`."""
-    invoke = command.invoke
+    invoke, parse = command.invoke, command.parse_args
+
+    def parse_and_note(context: Any, args: list[str]) -> Any:
+        context.meta[_TYPED] = {word.partition("=")[0] for word in args}
+        return parse(context, args)
 
     def invoke_and_name(context: Any) -> Any:
         from mainspring.model.errors import InvalidInput
@@ -280,16 +287,51 @@ def naming_options(command: Any) -> Any:
         try:
             return invoke(context)
         except InvalidInput as error:
-            typed = {one.name: one.opts[0] for one in command.params if one.opts[0].startswith("-")}
+            typed = {
+                one.name: next((name for name in one.opts if name in context.meta[_TYPED]), one.opts[0])
+                for one in command.params
+                if one.opts[0].startswith("-")
+            }
             name, mark, rest = re.match(r"(\w*)((?:: | is | lies )?)(.*)", str(error), re.DOTALL).groups()  # type: ignore[union-attr]
             if mark and name in typed:
                 error.args = (f"{typed[name]}{mark}{rest}", *error.args[1:])
             raise
 
-    command.invoke = invoke_and_name
+    command.invoke, command.parse_args = invoke_and_name, parse_and_note
     for one in getattr(command, "commands", {}).values():
         naming_options(one)
     return command
+
+
+_OLD: Final = frozenset({"--after", "--before", "--gap", "--overlap"})
+"""Second names of options that go with the next release: `task list --after` is `--due-after` now."""
+
+
+def hiding_old_options(command: Any) -> Any:
+    """Let a command and its subcommands accept old names of options without showing them."""
+    for one in command.params:
+        old = [name for name in one.opts[1:] if name in _OLD]
+        if old:
+            one.opts = [name for name in one.opts if name not in old]
+            one.add_to_parser = _Renamed(one, old)
+    for one in getattr(command, "commands", {}).values():
+        hiding_old_options(one)
+    return command
+
+
+class _Renamed:
+    """Replaces `add_to_parser` of an option that has old names."""
+
+    def __init__(self, option: Any, old: list[str]) -> None:
+        self._option, self._old, self._add = option, old, option.add_to_parser
+
+    def __call__(self, parser: Any, context: Any) -> None:
+        shown = self._option.opts
+        self._option.opts = [*shown, *self._old]
+        try:
+            self._add(parser, context)
+        finally:
+            self._option.opts = shown
 
 
 _CHECKED: Final = ("parser", "exists", "writable", "resolve_path", "path_type")

@@ -10,7 +10,7 @@ import typer
 from mainspring.cli.listing import Instant, Listing, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.output import ProgressBar, answer_lines, printable
-from mainspring.cli.task import At, In, print_json, when_of, with_client
+from mainspring.cli.task import After, At, print_json, when_of, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
@@ -91,7 +91,7 @@ def replay(
     ids: LetterIds = None, every: AllLetters = False,
     target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
-    at: At = None, after: In = None,
+    at: At = None, after: After = None,
     rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Give each a new idempotency key.")] = False,
     dry_run: LettersDryRun = False,

@@ -45,9 +45,9 @@ OPTIONS: Final[dict[str, Any]] = {
     "dst_overlap": Annotated[Overlap | None, typer.Option(help="Which of two equal hours after a clock change.")],
     "lane": Annotated[str | None, typer.Option(help="Runs are tasks of this lane.")],
     "retry": Annotated[str | None, typer.Option(help="Retry policy, e.g. '3 base=200ms jitter=500ms'.")],
-    "retries": Annotated[int | None, typer.Option(help="Retries after the first attempt; for a policy of options.")],
-    "retry_base": Annotated[str | None, typer.Option(help="The first wait of that policy.")],
-    "retry_jitter": Annotated[str | None, typer.Option(help="Its jitter: full, equal, none, or a time such as 500ms.")],
+    "retries": Annotated[int | None, typer.Option(help="Further attempts after a failed first one.")],
+    "retry_base": Annotated[str | None, typer.Option(help="Old: the base of --retry.", hidden=True)],
+    "retry_jitter": Annotated[str | None, typer.Option(help="Old: the jitter of --retry.", hidden=True)],
     "timeout": Annotated[str | None, typer.Option(help="How long one attempt may take.")],
     "misfire": Annotated[
         str | None, typer.Option(help="Runs missed while no node was running: coalesce, skip, all(<most>).")
@@ -70,7 +70,9 @@ OPTIONS: Final[dict[str, Any]] = {
         str | None, typer.Option(help="Author; kept with the revision; default is the user of this machine.")
     ],
 }
-_POLICY: Final = {"retries": "retries", "retry_base": "base", "retry_jitter": "jitter"}
+_POLICY: Final = {"retry_base": "base", "retry_jitter": "jitter"}
+"""Old options for parts of a policy, without `--retry`."""
+
 _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("start", "end", "retry", "timeout", "jitter", "spread", "after_end"), ("", None)),
     **dict.fromkeys(("exclude", "cron", "every"), ([""], [])),
@@ -117,8 +119,8 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     policy = {field: options[name] for name, field in _POLICY.items() if options.get(name) is not None}
     if policy:
         if "retry" in fields:
-            raise InvalidInput("give either --retry or --retries, --retry-base and --retry-jitter")
-        fields["retry"] = policy
+            raise InvalidInput("--retry-base and --retry-jitter are old; write them into --retry: '3 base=200ms'")
+        fields["retry"] = policy | {name: fields.pop(name) for name in ("retries",) if name in fields}
     return fields
 
 

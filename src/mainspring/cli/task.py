@@ -42,7 +42,9 @@ POLL_S: Final = 0.2
 
 TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with; '' for a task without one.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
-In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
+After = Annotated[str | None, typer.Option("--after", "--in", help="A delay from now: 30m, 1h30m, PT10M.")]
+DueAfter = Annotated[str | None, typer.Option("--due-after", "--after", help="Only tasks due from this time on.")]
+DueBefore = Annotated[str | None, typer.Option("--due-before", "--before", help="Only tasks due before this time.")]
 ShownState = Literal["pending", "fired", "queued", "running"]
 
 
@@ -53,7 +55,7 @@ def put(
         str, typer.Option(help="Where it goes, e.g. log: or https://…", autocompletion=completing("targets"))
     ] = "log:",
     at: At = None,
-    after: In = None,
+    after: After = None,
     id: Annotated[str | None, typer.Option(help="With it, a repeated put is one task.")] = None,
     lane: Annotated[str | None, typer.Option(help="Tasks of one lane are delivered one at a time.")] = None,
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
@@ -170,8 +172,8 @@ def list_(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Tasks of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
-    after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
-    before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
+    due_after: DueAfter = None,
+    due_before: DueBefore = None,
     state: Annotated[ShownState, typer.Option(help="Only tasks in this state.")] = "pending",
     target: Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")] = None,
     lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
@@ -180,8 +182,8 @@ def list_(
     page = with_client(
         config,
         lambda client: client.list(
-            after=when_of(after), before=when_of(before), state=state, target=target, lane=lane, limit=limit,
-            cursor=cursor,
+            due_after=when_of(due_after), due_before=when_of(due_before), state=state, target=target, lane=lane,
+            limit=limit, cursor=cursor,
         ),
     )  # fmt: skip
     return Listing(
@@ -189,22 +191,22 @@ def list_(
         rows=[(one.id, Instant(one.due_ms), one.target or "", StateCell(one.state)) for one in page.tasks],
         value=page,
         empty=f"no tasks are {state}",
-        hint="mainspring task put --in 10s '\"hello\"'" if state == "pending" else "mainspring task list",
+        hint="mainspring task put --after 10s '\"hello\"'" if state == "pending" else "mainspring task list",
         more=None if page.next is None else f"--cursor {page.next}",
     )
 
 
 @app.command()
 def count(
-    after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
-    before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
+    due_after: DueAfter = None,
+    due_before: DueBefore = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Count pending tasks."""
     found = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.count(after=when_of(after), before=when_of(before)),
+        lambda client: client.count(due_after=when_of(due_after), due_before=when_of(due_before)),
     )
     if json:
         print_json(found)
@@ -249,7 +251,7 @@ async def _cancelled(
 
 @app.command()
 def reschedule(
-    id: str, at: At = None, after: In = None, lane: TaskLane = None,
+    id: str, at: At = None, after: After = None, lane: TaskLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip

@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
@@ -330,6 +331,28 @@ P = TypeVar("P")
 
 _FOREVER_MS: Final = 1 << 45
 
+Given = ParamSpec("Given")
+AsyncCall = Callable[Given, Coroutine[Any, Any, P]]
+
+
+def _renamed(**names: str) -> Callable[[AsyncCall[Given, P]], AsyncCall[Given, P]]:
+    """Accept keywords by their old names too, with a DeprecationWarning: `@_renamed(old="new")`."""
+
+    def decorate(method: AsyncCall[Given, P]) -> AsyncCall[Given, P]:
+        @wraps(method)
+        async def call(*args: Given.args, **kwargs: Given.kwargs) -> P:
+            for old in names.keys() & kwargs.keys():
+                new = names[old]
+                if new in kwargs:
+                    raise InvalidInput(f"{old} is the old name of {new}; give {new} alone")
+                warnings.warn(f"{old}= is {new}= now; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return await method(*args, **kwargs)
+
+        return call
+
+    return decorate
+
 
 class ListOperations:
     """Lists and counts of tasks."""
@@ -338,11 +361,12 @@ class ListOperations:
     @abstractmethod
     def store(self) -> Store: ...
 
+    @_renamed(after="due_after", before="due_before")
     async def list(
         self,
         *,
-        after: When | None = None,
-        before: When | None = None,
+        due_after: When | None = None,
+        due_before: When | None = None,
         state: ListedState | QueueState = "pending",
         target: str | None = None,
         lane: str | None = None,
@@ -352,7 +376,8 @@ class ListOperations:
     ) -> Page:
         """Return a page of tasks in due order; pass `page.next` as `cursor` for the next page, None is the end.
 
-        - `after`, `before`: the range of due times, the first included; datetimes, ISO 8601 text or epoch milliseconds.
+        - `due_after`, `due_before`: the range of due times, the first included; datetimes, ISO 8601 text or epoch
+          milliseconds.
         - `state`: "pending", "fired", "queued" or "running". Queued and running tasks are in no order, and a page of
           them may hold some more.
         - `target`, and each of `allowed`, of which one must fit: a whole target, or its beginning and `*`. `lane`: its
@@ -371,7 +396,7 @@ class ListOperations:
         for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
             if text is not None:
                 check_text(text, name)
-        from_ms, to_ms = _range(after, before)
+        from_ms, to_ms = _range(due_after, due_before)
         if state == "queued" or state == "running":
             where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
             in_queues = _cursor(query.parse_queue_place, cursor)
@@ -385,14 +410,15 @@ class ListOperations:
         await self.store.fresh_ms()
         return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
 
-    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
+    @_renamed(after="due_after", before="due_before")
+    async def count(self, *, due_after: When | None = None, due_before: When | None = None) -> Count:
         """Count pending tasks, all or those due in a range (the first time included).
 
         Returns a `Count`; `exact` is False where the edges of the range are estimates. Raises InvalidInput.
         """
-        if after is None and before is None:
+        if due_after is None and due_before is None:
             return await query.count_all(self.store)
-        chosen = _range(after, before)
+        chosen = _range(due_after, due_before)
         await self.store.fresh_ms()
         return await query.count_between(self.store, *chosen)
 
@@ -404,11 +430,11 @@ def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:
         raise InvalidInput(f"cursor {str(text)[:80]!r} is not one that list returned") from None
 
 
-def _range(after: When | None, before: When | None) -> tuple[int, int]:
-    from_ms = 0 if after is None else instant_ms(after, field="after")
-    to_ms = _FOREVER_MS if before is None else instant_ms(before, field="before")
+def _range(due_after: When | None, due_before: When | None) -> tuple[int, int]:
+    from_ms = 0 if due_after is None else instant_ms(due_after, field="due_after")
+    to_ms = _FOREVER_MS if due_before is None else instant_ms(due_before, field="due_before")
     if to_ms <= from_ms:
-        raise InvalidInput("the range is empty: before must be later than after")
+        raise InvalidInput("the range is empty: due_before must be later than due_after")
     return from_ms, to_ms
 
 

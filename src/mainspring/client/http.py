@@ -641,8 +641,8 @@ class RemoteClient(RemoteLetters):
     async def list(
         self,
         *,
-        after: When | None = None,
-        before: When | None = None,
+        due_after: When | None = None,
+        due_before: When | None = None,
         state: ListedState | QueueState = "pending",
         target: str | None = None,
         lane: str | None = None,
@@ -650,13 +650,13 @@ class RemoteClient(RemoteLetters):
         cursor: str | None = None,
     ) -> Page:
         answer = self.api.get(
-            _TASKS, due_after=moment_of(after), due_before=moment_of(before), state=state, target=target, lane=lane,
-            limit=limit, cursor=cursor,
+            _TASKS, due_after=moment_of(due_after), due_before=moment_of(due_before), state=state, target=target,
+            lane=lane, limit=limit, cursor=cursor,
         )  # fmt: skip
         return Page([_task(one) for one in answer["tasks"]], answer["next"])
 
-    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
-        answer = self.api.get(f"{_TASKS}:count", due_after=moment_of(after), due_before=moment_of(before))
+    async def count(self, *, due_after: When | None = None, due_before: When | None = None) -> Count:
+        answer = self.api.get(f"{_TASKS}:count", due_after=moment_of(due_after), due_before=moment_of(due_before))
         return msgspec.convert(answer, Count)
 
     # -- queues --------------------------------------------------------------------------------------------

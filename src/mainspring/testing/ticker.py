@@ -159,7 +159,9 @@ class Ticker:
         """Repeat turns until nothing is delivered: handlers may put tasks that are due at once."""
         came = len(self.deliveries)
         await self.turn()
-        while len(self.deliveries) > came and (await self.client.list(before=self.clock.now_ms() + 1, limit=1)).tasks:
+        while len(self.deliveries) > came:
+            if not (await self.client.list(due_before=self.clock.now_ms() + 1, limit=1)).tasks:
+                break
             came = len(self.deliveries)
             await self.turn()
 
@@ -174,7 +176,7 @@ class Ticker:
         now_ms = self.clock.now_ms()
         if until_ms <= now_ms:
             return None
-        page = await self.client.list(after=now_ms + 1, before=until_ms + 1, limit=1)
+        page = await self.client.list(due_after=now_ms + 1, due_before=until_ms + 1, limit=1)
         return page.tasks[0].due_ms if page.tasks else None
 
     def _parts(self) -> tuple[Store, Client, Engine]:

@@ -57,7 +57,7 @@ async def test_a_listed_held_task_is_told_with_its_own_time_and_found_by_its_id(
 
 async def test_held_tasks_are_filtered_by_time_and_target(ticker: Ticker) -> None:
     due_ms = await held(ticker, 300)
-    inside = await payloads(ticker.client, after=due_ms + 100, before=due_ms + 110)
+    inside = await payloads(ticker.client, due_after=due_ms + 100, due_before=due_ms + 110)
     assert sorted(inside) == list(range(100, 110))
     only_b = await payloads(ticker.client, target="kafka:b", limit=20)
     assert sorted(only_b) == list(range(1, 300, 2))
@@ -88,13 +88,13 @@ async def test_a_search_in_vain_stops_after_a_bounded_number_of_tasks(
 
 async def test_held_tasks_are_counted(ticker: Ticker, store: Store) -> None:
     due_ms = await held(ticker, 500)
-    past = await ticker.client.count(after=due_ms - 10_000, before=ticker.clock.now_ms() + 1)
+    past = await ticker.client.count(due_after=due_ms - 10_000, due_before=ticker.clock.now_ms() + 1)
     assert (past.pending, past.exact) == (500, True)
-    part = await ticker.client.count(after=due_ms + 100, before=due_ms + 150)
+    part = await ticker.client.count(due_after=due_ms + 100, due_before=due_ms + 150)
     assert (part.pending, part.exact) == (50, True)
-    assert (await ticker.client.count(after=ticker.clock.now_ms())).pending == 10
+    assert (await ticker.client.count(due_after=ticker.clock.now_ms())).pending == 10
     with bad_road(store) as road:
-        everything = await ticker.client.count(after=due_ms - 50 * 86_400_000)
+        everything = await ticker.client.count(due_after=due_ms - 50 * 86_400_000)
     assert (everything.pending, entries_read(road)) == (510, 0)
 
 
@@ -104,7 +104,7 @@ async def test_of_very_many_a_count_takes_samples_and_says_so(
     due_ms = await held(ticker, 9_000, targets="a", a_ms=300)
     monkeypatch.setattr(pages_module, "COUNTED_AT_MOST", 1_000)
     with bad_road(store) as road:
-        half = await ticker.client.count(after=due_ms, before=due_ms + 15)
+        half = await ticker.client.count(due_after=due_ms, due_before=due_ms + 15)
     assert not half.exact
     assert 3_500 <= half.pending <= 5_500
     assert entries_read(road) <= 1_000 + 10 * 64 * len(store.keys)

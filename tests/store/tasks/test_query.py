@@ -115,8 +115,8 @@ async def test_a_page_after_many_slices_of_the_past_hour_ends(client: Client, cl
     """Slices before the range are not walked through, and never make the search go in circles."""
     now_ms = clock.now_ms()
     await client.put_many(Task("log:", n, at=now_ms + n * 1000) for n in range(3_000))
-    assert await payloads(client, after=now_ms + 2_990_000, limit=4) == list(range(2_990, 3_000))
-    assert await payloads(client, after=now_ms + 5_000, before=now_ms + 8_000) == [5, 6, 7]
+    assert await payloads(client, due_after=now_ms + 2_990_000, limit=4) == list(range(2_990, 3_000))
+    assert await payloads(client, due_after=now_ms + 5_000, due_before=now_ms + 8_000) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("spread_s", [1, 10, 3_500, 3_000_000])
@@ -212,27 +212,27 @@ async def test_the_count_of_everything_is_exact(ticker: Ticker) -> None:
 async def test_counts_by_time_say_when_they_are_estimates(client: Client, clock: ManualClock) -> None:
     now_ms = clock.now_ms()
     await client.put_many(Task("log:", n, at=now_ms + n * 10) for n in range(1_000))
-    whole = await client.count(after=now_ms + 2_000, before=now_ms + 5_000)
+    whole = await client.count(due_after=now_ms + 2_000, due_before=now_ms + 5_000)
     assert (whole.pending, whole.exact) == (300, True)
-    part = await client.count(after=now_ms + 2_500, before=now_ms + 5_500)
+    part = await client.count(due_after=now_ms + 2_500, due_before=now_ms + 5_500)
     assert not part.exact
     assert 290 <= part.pending <= 310
-    assert (await client.count(after=now_ms)).pending == 1_000
-    assert (await client.count(before=now_ms + 1_000)).pending == 100
+    assert (await client.count(due_after=now_ms)).pending == 1_000
+    assert (await client.count(due_before=now_ms + 1_000)).pending == 100
 
 
 async def test_counts_leave_out_what_has_left(ticker: Ticker) -> None:
     now_ms = ticker.clock.now_ms()
     summary = await ticker.client.put_many([Task("log:", n, at=now_ms + 500 + n) for n in range(20)], handles=True)
     await ticker.client.cancel((summary.handles or [])[19].id)
-    assert (await ticker.client.count(after=now_ms, before=now_ms + 1_000)).pending == 19
+    assert (await ticker.client.count(due_after=now_ms, due_before=now_ms + 1_000)).pending == 19
     await ticker.advance(ms=509)
-    assert (await ticker.client.count(after=now_ms, before=now_ms + 1_000)).pending == 9
+    assert (await ticker.client.count(due_after=now_ms, due_before=now_ms + 1_000)).pending == 9
 
 
 async def test_an_hour_slice_counts_by_its_share(client: Client, clock: ManualClock) -> None:
     start_ms = clock.now_ms() - clock.now_ms() % HOUR_MS + 3 * HOUR_MS
     await client.put_many(Task("log:", n, at=start_ms + n * 3_600) for n in range(1_000))
-    half = await client.count(after=start_ms, before=start_ms + HOUR_MS // 2)
+    half = await client.count(due_after=start_ms, due_before=start_ms + HOUR_MS // 2)
     assert (half.pending, half.exact) == (500, False)
-    assert (await client.count(after=start_ms, before=start_ms + HOUR_MS)).exact
+    assert (await client.count(due_after=start_ms, due_before=start_ms + HOUR_MS)).exact
