@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .client.client import Client
+    from .client.dead_letters import DeadLetters
     from .client.schedules import Schedules
-    from .client.sync import SyncClient, SyncSchedules
+    from .client.sync import SyncClient, SyncDeadLetters, SyncSchedules
     from .config.config import Config
     from .model.clock import ManualClock
     from .model.dead_letter import DeadLetter, DeadPage, Replayed, ReplaySummary
@@ -61,6 +62,7 @@ __all__ = [
     "Count",
     "Dead",
     "DeadLetter",
+    "DeadLetters",
     "DeadPage",
     "Definition",
     "Delivery",
@@ -110,6 +112,7 @@ __all__ = [
     "Sink",
     "StoreError",
     "SyncClient",
+    "SyncDeadLetters",
     "SyncSchedules",
     "Task",
     "TaskFailed",
@@ -127,9 +130,11 @@ __version__ = "0.1.0"
 
 _MODULES: Final = {
     "client.client": ("Client",),
+    "client.dead_letters": ("DeadLetters",),
     "client.schedules": ("Schedules",),
     "client.sync": (
         "SyncClient",
+        "SyncDeadLetters",
         "SyncSchedules",
     ),
     "config.config": ("Config",),

@@ -72,7 +72,7 @@ async def kill(api: Api, *ids: str, target: str = "log:") -> None:
     for task_id in ids:
         await api.client.put(target, {"of": task_id}, id=task_id)
     for _ in range(1200):
-        if len((await api.client.dead_list(limit=1000)).letters) >= len(ids):
+        if len((await api.client.dead.list(limit=1000)).letters) >= len(ids):
             return
         await asyncio.sleep(0.05)
     raise AssertionError("the tasks do not die")
@@ -107,7 +107,7 @@ async def test_a_dead_letter_is_shown_with_the_traceback_of_its_last_attempt(api
 
     def letter() -> DeadLetter | None:
         with contextlib.closing(Remote(api.url)) as remote:
-            return asyncio.run(RemoteClient(remote).dead_get("a"))
+            return asyncio.run(RemoteClient(remote).dead.get("a"))
 
     assert (found := await asyncio.to_thread(letter)) is not None
     assert found.traceback == shown["traceback"]
@@ -145,17 +145,17 @@ async def test_a_replay_that_takes_many_requests_ends_though_all_die_again(
 ) -> None:
     monkeypatch.setattr(dead, "MANY_S", 0.5)
     await kill(api, *(f"n{n}" for n in range(60)))
-    before = await api.client.dead_list(limit=100)
+    before = await api.client.dead.list(limit=100)
 
     def replay() -> ReplaySummary:
         with contextlib.closing(Remote(api.url)) as remote:
-            return asyncio.run(RemoteClient(remote).dead_replay_many(rate=20))
+            return asyncio.run(RemoteClient(remote).dead.replay_many(rate=20))
 
     async with asyncio.timeout(60):
         summary = await asyncio.to_thread(replay)
     assert summary.replayed == 60
     for _ in range(1200):
-        letters = (await api.client.dead_list(limit=100)).letters
+        letters = (await api.client.dead.list(limit=100)).letters
         if len(letters) == 60 and min(one.died_ms for one in letters) > max(one.died_ms for one in before.letters):
             break
         await asyncio.sleep(0.05)
@@ -168,7 +168,7 @@ async def test_a_replay_that_takes_many_requests_ends_though_all_die_again(
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
 async def test_a_rate_that_is_no_number_is_refused_before_it_means_none_at_all(api: Api, rate: float) -> None:
     with pytest.raises(InvalidInput, match=r"rate is (nan|inf); give a number"):
-        await RemoteClient(Remote(api.url)).dead_replay_many(rate=rate)
+        await RemoteClient(Remote(api.url)).dead.replay_many(rate=rate)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "cursor=1", "died_after=now", "died_before=0", "reason=a&reason=b"])

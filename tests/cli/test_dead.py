@@ -175,14 +175,14 @@ async def test_the_synchronous_client_has_the_same_calls(server: Server, ticker:
         lines: list[bytes] = []
         with SyncClient(server.url, partitions=4) as client:
             return [
-                [one.id for one in client.dead_list(limit=10).letters],
-                client.dead_export(lines.append),
-                client.dead_replay("t0", after="1h").outcome,
+                [one.id for one in client.dead.list(limit=10).letters],
+                client.dead.export(lines.append),
+                client.dead.replay("t0", after="1h").outcome,
                 client.explain("t0").code,
-                client.dead_replay_many(lane="l", after="1h").replayed,
-                client.dead_drop("t2"),
-                client.dead_drop_many(),
-                client.dead_get("t2"),
+                client.dead.replay_many(lane="l", after="1h").replayed,
+                client.dead.drop("t2"),
+                client.dead.drop_many(),
+                client.dead.get("t2"),
             ]
 
     assert await asyncio.to_thread(work) == [["t2", "t1", "t0"], 3, "replayed", "not-due", 1, "dropped", 0, None]
@@ -227,10 +227,10 @@ async def test_an_id_without_a_letter_is_named_below_the_bar(server: Server, tic
 
 async def test_letters_are_counted_without_being_read(ticker: Ticker) -> None:
     client = ticker.client
-    first, *_ = sorted(one.died_ms for one in (await client.dead_list()).letters)
-    assert await client.dead_count() == 3
-    assert await client.dead_count(died_before=first) == 0
-    assert await client.dead_count(died_after=first, died_before=first + 1) == 1
+    first, *_ = sorted(one.died_ms for one in (await client.dead.list()).letters)
+    assert await client.dead.count() == 3
+    assert await client.dead.count(died_before=first) == 0
+    assert await client.dead.count(died_after=first, died_before=first + 1) == 1
 
 
 async def test_show_prints_the_traceback_of_the_last_attempt_line_by_line(server: Server, ticker: Ticker) -> None:

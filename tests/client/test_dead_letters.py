@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.cli.dead import lines_of
 from mainspring.client.client import Client
-from mainspring.client.dead_letters import DeadLetterOperations
+from mainspring.client.dead_letters import FlatDeadLetterCalls
 from mainspring.client.sync import SyncClient
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
@@ -49,10 +49,10 @@ def heal(ticker: Ticker) -> None:
 
 
 async def pages(client: Client, **options: Any) -> list[list[DeadLetter]]:
-    page = await client.dead_list(**options)
+    page = await client.dead.list(**options)
     found = [page.letters]
     while page.next is not None:
-        page = await client.dead_list(**options, cursor=page.next)
+        page = await client.dead.list(**options, cursor=page.next)
         found.append(page.letters)
     return found
 
@@ -153,10 +153,10 @@ async def test_a_page_goes_on_where_it_ended_though_its_last_letter_has_gone(dyi
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(60))
     await dying.advance(seconds=1)
     order = await ids(dying.client, limit=1000)
-    page = await dying.client.dead_list(limit=20)
+    page = await dying.client.dead.list(limit=20)
     for letter in page.letters:
-        assert await dying.client.dead_drop(letter.id) == "dropped"
-    rest = (await dying.client.dead_list(limit=1000, cursor=page.next)).letters
+        assert await dying.client.dead.drop(letter.id) == "dropped"
+    rest = (await dying.client.dead.list(limit=1000, cursor=page.next)).letters
     assert [letter.id for letter in rest] == order[20:]
 
 
@@ -179,20 +179,20 @@ async def test_filters_find_what_they_name(dying: Ticker, clock: ManualClock) ->
 
 @pytest.mark.parametrize("cursor", ["", "x", "1.2", "1.2.zz", "1.2.00", "-1.0." + "00" * 16, "1.99999999." + "00" * 16])
 async def test_a_cursor_from_elsewhere_is_refused(client: Client, cursor: str) -> None:
-    with pytest.raises(InvalidInput, match="not one that dead_list returned"):
-        await client.dead_list(cursor=cursor)
+    with pytest.raises(InvalidInput, match="not one that list returned"):
+        await client.dead.list(cursor=cursor)
 
 
 async def test_wrong_questions_are_refused(client: Client) -> None:
     with pytest.raises(InvalidInput, match="limit"):
-        await client.dead_list(limit=0)
+        await client.dead.list(limit=0)
     with pytest.raises(InvalidInput, match="range is empty"):
-        await client.dead_list(died_after=10**12, died_before=10**12)
+        await client.dead.list(died_after=10**12, died_before=10**12)
     with pytest.raises(InvalidInput, match="both at and after"):
-        await client.dead_replay("x", at=5, after="1s")
+        await client.dead.replay("x", at=5, after="1s")
     for rate in (0, -1, float("nan"), 1e9):
         with pytest.raises(InvalidInput, match="rate"):
-            await client.dead_replay_many(rate=rate)
+            await client.dead.replay_many(rate=rate)
 
 
 @pytest.mark.parametrize(("fails", "told"), [(False, "attempts    0"), (True, "attempts    1")])
@@ -203,7 +203,7 @@ async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails
         await ticker.advance(seconds=2)
     ticker.clock.advance(seconds=60)
     await ticker.advance(seconds=1)
-    letter = await ticker.client.dead_get("late")
+    letter = await ticker.client.dead.get("late")
     assert letter is not None
     assert (letter.reason, letter.attempts, letter.errors) == ("expired", int(fails), ("busy",) if fails else ())
     assert told in lines_of(letter, "main")
@@ -216,21 +216,21 @@ async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, s
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}"))
     handle = await ticker.client.put("log:", {"a": 1}, id="id", lane="l", after="1s")
     await ticker.advance(minutes=5)
-    letter = await ticker.client.dead_get("id")
+    letter = await ticker.client.dead.get("id")
     assert letter is not None
     assert (letter.reason, letter.errors, letter.attempts) == ("error 3", ("error 1", "error 2", "error 3"), 3)
     assert (letter.due_ms, letter.lane, letter.value()) == (handle.due_ms, "l", {"a": 1})
-    assert await ticker.client.dead_get("id", lane="l") == letter
-    assert await ticker.client.dead_get("other") is None
+    assert await ticker.client.dead.get("id", lane="l") == letter
+    assert await ticker.client.dead.get("other") is None
 
 
 async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
     await dying.client.put("log:", 1, id="id", after="1s", retry="3 base=7s", timeout="5s")
     await dying.advance(seconds=2)
-    letter = await dying.client.dead_get("id")
+    letter = await dying.client.dead.get("id")
     assert letter is not None
     assert (letter.retry, letter.timeout_ms) == ("3 base=7s", 5_000)
-    await dying.client.dead_replay("id", after="1h")
+    await dying.client.dead.replay("id", after="1h")
     found = await dying.client.get("id")
     assert (found.state, found.retry, found.timeout_ms) == ("pending", "3 base=7s", 5_000)
 
@@ -238,9 +238,9 @@ async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> N
 async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", after="1s")
     await dying.advance(seconds=1)
-    letter = await dying.client.dead_get(handle.id)
+    letter = await dying.client.dead.get(handle.id)
     assert letter is not None
-    assert await dying.client.dead_get(letter.id) == letter
+    assert await dying.client.dead.get(letter.id) == letter
 
 
 async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
@@ -251,8 +251,8 @@ async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Tick
     fine, junk = [letter for letters in await pages(dying.client) for letter in letters]
     assert fine.id == "fine"
     assert (junk.id, junk.died_ms, junk.entry, junk.damaged) == ("01" * 16, 5, b"junk", True)
-    assert (await dying.client.dead_replay(junk.id)).outcome == "damaged"
-    assert await dying.client.dead_drop(junk.id) == "dropped"
+    assert (await dying.client.dead.replay(junk.id)).outcome == "damaged"
+    assert await dying.client.dead.drop(junk.id) == "dropped"
 
 
 # -- replaying -----------------------------------------------------------------------------------------------------
@@ -264,9 +264,9 @@ async def test_a_replayed_task_is_the_same_task_with_attempt_one(dying: Ticker, 
     [first] = await dying.advance(seconds=10)
     heal(dying)
     letter_id = id or first.id
-    answer = await dying.client.dead_replay(letter_id)
+    answer = await dying.client.dead.replay(letter_id)
     assert (answer.outcome, answer.due_ms) == ("replayed", dying.clock.now_ms())
-    assert await dying.client.dead_get(letter_id) is None
+    assert await dying.client.dead.get(letter_id) is None
     assert (await dying.client.get(handle.id)).state == "pending"
     [again] = await dying.advance(seconds=1)
     assert (again.id, again.lane, again.value(), again.attempt) == (first.id, "l", {"a": 1}, 1)
@@ -282,7 +282,7 @@ async def test_a_replay_can_have_another_time_and_another_key(dying: Ticker) -> 
     await dying.client.put("log:", "x", id="id", after="1s")
     [first] = await dying.advance(seconds=1)
     heal(dying)
-    answer = await dying.client.dead_replay("id", after="2h", new_key=True)
+    answer = await dying.client.dead.replay("id", after="2h", new_key=True)
     assert answer.due_ms == dying.clock.now_ms() + 7_200_000
     assert await dying.advance(hours=1) == []
     [again] = await dying.advance(hours=1)
@@ -293,9 +293,9 @@ async def test_a_replay_can_have_another_time_and_another_key(dying: Ticker) -> 
 async def test_a_replay_that_dies_again_leaves_one_letter_with_the_original_due(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
-    await dying.client.dead_replay("id", after="1s")
+    await dying.client.dead.replay("id", after="1s")
     await dying.advance(seconds=1)
-    [letter] = (await dying.client.dead_list()).letters
+    [letter] = (await dying.client.dead.list()).letters
     assert (letter.due_ms, letter.died_ms) == (handle.due_ms, dying.clock.now_ms())
     assert (await dying.client.get("id")).state == "dead"
     assert (await balance(dying.store)).dead == 2
@@ -308,13 +308,13 @@ async def test_a_live_task_of_the_same_id_is_not_overwritten(dying: Ticker) -> N
     heal(dying)
     await dying.client.put("log:", "new", id="id", after="10s", on_conflict="replace")
     for _ in range(2):
-        answer = await dying.client.dead_replay("id")
+        answer = await dying.client.dead.replay("id")
         assert answer.outcome == "conflict"
         assert "pending or under way" in answer.note
-    assert (await dying.client.dead_replay("id", dry_run=True)).outcome == "conflict"
-    assert await dying.client.dead_get("id") is not None
+    assert (await dying.client.dead.replay("id", dry_run=True)).outcome == "conflict"
+    assert await dying.client.dead.get("id") is not None
     assert [one.value() for one in await dying.advance(minutes=1)] == ["new"]
-    assert (await dying.client.dead_replay("id")).outcome == "replayed", "the new one is over"
+    assert (await dying.client.dead.replay("id")).outcome == "replayed", "the new one is over"
     assert [one.value() for one in await dying.advance(minutes=1)] == ["old"]
     await even(dying.store)
 
@@ -331,20 +331,20 @@ async def test_a_task_of_the_same_id_in_a_queue_is_not_overwritten(tickers: Tick
     jobs = await worker.take() if taken else []
     assert (await client.get("id")).state == ("running" if taken else "queued")
     for dry_run in (True, False):
-        assert (await client.dead_replay("id", dry_run=dry_run)).outcome == "conflict"
+        assert (await client.dead.replay("id", dry_run=dry_run)).outcome == "conflict"
     [new] = jobs or await worker.take()
     await worker.end(new, outcome=Retry("again", 1_000))
     await ticker.advance(seconds=1)
     again = await worker.take_one()
     assert (again.body.attempt, again.body.payload) == (2, b'"new"'), "its retry was not taken for one replaced"
     await worker.end(again)
-    assert (await client.dead_replay("id")).outcome == "replayed", "the new one is over"
+    assert (await client.dead.replay("id")).outcome == "replayed", "the new one is over"
     await even(store)
 
 
 async def test_a_letter_without_a_letter_is_unknown(client: Client) -> None:
-    assert (await client.dead_replay("id")).outcome == "unknown"
-    assert await client.dead_drop("id") == "unknown"
+    assert (await client.dead.replay("id")).outcome == "unknown"
+    assert await client.dead.drop("id") == "unknown"
 
 
 @pytest.mark.parametrize("fault", ["lose reply", "never sent", "hold back"])
@@ -354,7 +354,7 @@ async def test_a_replay_whose_reply_was_lost_is_one_task(dying: Ticker, fault: F
     heal(dying)
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_replay"))
-        assert (await dying.client.dead_replay("id")).outcome == "replayed"
+        assert (await dying.client.dead.replay("id")).outcome == "replayed"
         assert len([one for one in road.trips if calls("dead_replay")(one[1])]) == 2
         await road.deliver_held()
     assert [one.value() for one in await dying.advance(minutes=1)] == ["x"]
@@ -369,8 +369,8 @@ async def test_a_replay_that_failed_for_good_can_be_repeated(dying: Ticker) -> N
     with bad_road(dying.store) as road:
         road.next("lose reply", "never sent", "never sent", only=calls("dead_replay"))
         with pytest.raises(Unavailable):
-            await dying.client.dead_replay("id")
-    assert (await dying.client.dead_replay("id")).outcome == "unknown", "it is a task again"
+            await dying.client.dead.replay("id")
+    assert (await dying.client.dead.replay("id")).outcome == "unknown", "it is a task again"
     assert (await dying.client.get("id")).state == "pending"
     assert len(await dying.advance(minutes=1)) == 1
     await even(dying.store)
@@ -400,10 +400,10 @@ async def test_a_letter_that_somebody_dropped_meanwhile_is_not_called_replayed(
 ) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
-    between(lambda: Client.over(store).dead_drop("id"))
+    between(lambda: Client.over(store).dead.drop("id"))
     with bad_road(dying.store) as road:
         road.next("hold back", only=calls("dead_replay"))
-        assert (await dying.client.dead_replay("id")).outcome == "gone"
+        assert (await dying.client.dead.replay("id")).outcome == "gone"
         await road.deliver_held()
     assert await dying.advance(minutes=1) == []
     await even(dying.store)
@@ -416,10 +416,10 @@ async def test_a_task_that_was_put_meanwhile_is_not_overwritten(dying: Ticker, s
     between(lambda: Client.over(store).put("log:", "new", id="id", after="5s", on_conflict="replace"))
     with bad_road(dying.store) as road:
         road.next("hold back", only=calls("dead_replay"))
-        assert (await dying.client.dead_replay("id")).outcome == "conflict"
+        assert (await dying.client.dead.replay("id")).outcome == "conflict"
         await road.deliver_held()
     assert [one.value() for one in await dying.advance(minutes=1)] == ["new"]
-    assert await dying.client.dead_get("id") is not None
+    assert await dying.client.dead.get("id") is not None
     await even(dying.store)
 
 
@@ -432,15 +432,15 @@ async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
     await dying.advance(seconds=1)
 
     async def die_again() -> None:
-        assert (await Client.over(store).dead_replay("id", after="1s")).outcome == "replayed"
+        assert (await Client.over(store).dead.replay("id", after="1s")).outcome == "replayed"
         assert len(await dying.advance(seconds=1)) == 1
 
     between(die_again)
     with bad_road(dying.store) as road:
         road.next("hold back", only=calls(script))
-        await (dying.client.dead_replay("id") if script == "dead_replay" else dying.client.dead_drop("id"))
+        await (dying.client.dead.replay("id") if script == "dead_replay" else dying.client.dead.drop("id"))
         await road.deliver_held()
-    letter = await dying.client.dead_get("id")
+    letter = await dying.client.dead.get("id")
     assert letter is not None
     assert letter.died_ms == dying.clock.now_ms()
     books = await balance(dying.store)
@@ -454,7 +454,7 @@ async def test_a_replay_of_many_survives_lost_replies(dying: Ticker, fault: Faul
     heal(dying)
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_replay"))
-        summary = await dying.client.dead_replay_many()
+        summary = await dying.client.dead.replay_many()
     assert (summary.replayed, summary.seen) == (250, 250)
     assert sorted(one.value() for one in await dying.advance(seconds=5)) == list(range(250))
     books = await balance(dying.store)
@@ -467,7 +467,7 @@ async def test_filters_choose_what_is_replayed_and_the_first_to_die_goes_first(d
     await dying.advance(minutes=1)
     heal(dying)
     seen: list[int] = []
-    summary = await dying.client.dead_replay_many(
+    summary = await dying.client.dead.replay_many(
         target="kafka:a", progress=lambda so_far: seen.append(so_far.replayed)
     )
     assert (summary.replayed, seen[-1]) == (3, 3)
@@ -487,7 +487,7 @@ async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(dying: Ticker,
         clock.advance(seconds=1)
         await dying.turn()
 
-    summary = await dying.client.dead_replay_many(rate=100, sleep=at_once)
+    summary = await dying.client.dead.replay_many(rate=100, sleep=at_once)
     assert summary.replayed == 300
     assert rounds >= 1, "some died again while others were still to come"
     await dying.advance(minutes=1)
@@ -506,7 +506,7 @@ async def test_a_rate_spreads_what_comes_due(dying: Ticker, clock: ManualClock) 
         slept.append(seconds)
         clock.advance(ms=round(seconds * 1000) + 1)
 
-    assert (await dying.client.dead_replay_many(rate=10, sleep=sleep)).replayed == 35
+    assert (await dying.client.dead.replay_many(rate=10, sleep=sleep)).replayed == 35
     due = sorted(one.due_ms - start_ms for one in await dying.advance(minutes=1))
     assert due == [n * 100 for n in range(35)]
     assert sum(slept) > 1.5, "not all was put at once: a replay that is stopped has to stop"
@@ -521,7 +521,7 @@ async def test_a_rate_from_a_time_on_needs_no_waiting(dying: Ticker, clock: Manu
     async def never(_: float) -> None:
         raise AssertionError("there is nothing to wait for")
 
-    await dying.client.dead_replay_many(rate=5, after="1m", sleep=never)
+    await dying.client.dead.replay_many(rate=5, after="1m", sleep=never)
     assert sorted(one.due_ms for one in await dying.advance(minutes=2)) == [start_ms + n * 200 for n in range(25)]
 
 
@@ -529,9 +529,9 @@ async def test_a_dry_run_changes_nothing(dying: Ticker) -> None:
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(5))
     await dying.advance(seconds=1)
     await dying.client.put("log:", "new", id="t3", after="10s", on_conflict="replace")
-    summary = await dying.client.dead_replay_many(dry_run=True)
+    summary = await dying.client.dead.replay_many(dry_run=True)
     assert (summary.dry_run, summary.replayed, summary.conflict) == (True, 4, 1)
-    assert await dying.client.dead_drop_many(dry_run=True) == 5
+    assert await dying.client.dead.drop_many(dry_run=True) == 5
     assert len(await ids(dying.client)) == 5
     books = await balance(dying.store)
     assert (books.accepted, books.pending) == (6, 1)
@@ -544,7 +544,7 @@ async def bury_damaged(ticker: Ticker) -> DeadLetter:
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"
     await ticker.store.run_one(keys.slot, [("LSET", keys.entries(address.slice.name), address.index, row)])
     await ticker.advance(seconds=2)
-    [letter] = (await ticker.client.dead_list()).letters
+    [letter] = (await ticker.client.dead.list()).letters
     return letter
 
 
@@ -553,18 +553,18 @@ async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: T
     assert letter.entry.endswith(b"\xc1")
     await dying.client.put("log:", "y", id="whole", after="1s")
     await dying.advance(seconds=1)
-    answer = await dying.client.dead_replay(letter.id)
+    answer = await dying.client.dead.replay(letter.id)
     assert answer.outcome == "damaged"
     assert "cannot be read" in answer.note
-    summary = await dying.client.dead_replay_many()
+    summary = await dying.client.dead.replay_many()
     assert (summary.replayed, summary.damaged) == (1, 1)
     assert [one.id for one in summary.problems] == [letter.id]
     lines: list[bytes] = []
-    assert await dying.client.dead_export(lines.append) == 1
+    assert await dying.client.dead.export(lines.append) == 1
     told = json.loads(lines[0])
     assert base64.b64decode(told["entry_base64"]) == letter.entry
-    assert await dying.client.dead_drop(letter.id) == "dropped"
-    assert (await dying.client.dead_list()).letters == []
+    assert await dying.client.dead.drop(letter.id) == "dropped"
+    assert (await dying.client.dead.list()).letters == []
     await even(dying.store)
 
 
@@ -577,9 +577,9 @@ async def test_a_drop_whose_reply_was_lost_is_told_as_done(dying: Ticker, fault:
     await dying.advance(seconds=1)
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_drop"))
-        assert await dying.client.dead_drop("id") == "dropped"
+        assert await dying.client.dead.drop("id") == "dropped"
         await road.deliver_held()
-    assert await dying.client.dead_get("id") is None
+    assert await dying.client.dead.get("id") is None
     assert (await balance(dying.store)).dead == 1, "it died, whether or not its letter is kept"
     await even(dying.store)
 
@@ -588,9 +588,9 @@ async def test_filters_choose_what_is_dropped(dying: Ticker) -> None:
     for n in range(6):
         await dying.client.put("kafka:a" if n % 2 else "log:", n, id=f"t{n}", after=f"{n + 1}s")
     await dying.advance(minutes=1)
-    assert await dying.client.dead_drop_many(target="log:") == 3
+    assert await dying.client.dead.drop_many(target="log:") == 3
     assert await ids(dying.client) == ["t5", "t3", "t1"]
-    assert await dying.client.dead_drop_many() == 3
+    assert await dying.client.dead.drop_many() == 3
     assert await ids(dying.client) == []
     await even(dying.store)
 
@@ -600,7 +600,7 @@ async def test_an_export_holds_everything_the_oldest_first(dying: Ticker) -> Non
     await dying.client.put("kafka:t", b"\xff\0", id="two", after="2s")
     fired = await dying.advance(seconds=5)
     written: list[bytes] = []
-    assert await dying.client.dead_export(written.append) == 2
+    assert await dying.client.dead.export(written.append) == 2
     one, two = [json.loads(line) for line in b"".join(written).splitlines()]
     assert (one["id"], one["payload"], one["lane"], one["reason"]) == ("one", {"a": [1, "ü"]}, "l", "no log:")
     assert (one["errors"], one["attempts"], one["damaged"]) == (["no log:"], 1, False)
@@ -616,14 +616,14 @@ async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: St
     with bad_road(dying.store) as road:
         shown = await pages(dying.client, limit=1000)
         assert sum(map(len, shown)) == len({letter.id for letters in shown for letter in letters}) == count
-        assert await dying.client.dead_export(lines.append) == count
-        one_page = await dying.client.dead_list(reason="no such reason", limit=10)
+        assert await dying.client.dead.export(lines.append) == count
+        one_page = await dying.client.dead.list(reason="no such reason", limit=10)
     assert one_page.letters == []
     records = [len(command) - 2 for _, trip in road.trips for command in trip if command[0] == "HMGET"]
     assert max(records) <= 100, "records are read a hundred at a time, however many there are"
     assert max(map(len, lines)) < 100 * 1024
     with bad_road(dying.store) as road:
-        summary = await dying.client.dead_replay_many()
+        summary = await dying.client.dead.replay_many()
     assert summary.replayed == count
     sizes = [len(command) for _, trip in road.trips for command in trip if calls("dead_replay")([command])]
     assert max(sizes) < 100 * 6 + 200 * 4, "a call carries a hundred letters at most"
@@ -637,6 +637,6 @@ async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: St
 
 
 def test_every_call_is_there_without_an_event_loop() -> None:
-    names = {name for name in vars(DeadLetterOperations) if name.startswith("dead_")}
+    names = {name for name in vars(FlatDeadLetterCalls) if name.startswith("dead_")}
     assert len(names) == 8
     assert names <= set(vars(SyncClient))

@@ -10,7 +10,8 @@ import pytest
 
 from mainspring import cli
 from mainspring.client.client import Client
-from mainspring.client.http import Api, RemoteClient, RemoteSchedules
+from mainspring.client.dead_letters import DeadLetters
+from mainspring.client.http import Api, RemoteClient, RemoteDeadLetters, RemoteSchedules
 from mainspring.client.schedules import Schedules
 from mainspring.model.errors import ConfigError, InvalidInput, MainspringError, NotConfirmed, Refused, Unavailable
 
@@ -23,14 +24,19 @@ def called(pattern: str) -> set[str]:
 
 def test_commands_call_nothing_that_only_one_of_the_clients_has() -> None:
     names = called(r"\bclient\.(\w+)\(")
-    assert {"put", "cancel_many", "dead_replay_many", "lane_resume", "pause"} <= names
+    assert {"put", "cancel_many", "lane_resume", "pause"} <= names
     assert {name for name in names if not hasattr(RemoteClient, name)} == set()
     on_schedules = called(r"\bschedules\.(\w+)\(")
     assert {"add", "edit", "backfill", "rollback"} <= on_schedules
     assert {name for name in on_schedules if not hasattr(RemoteSchedules, name)} == set()
+    on_dead = called(r"\bdead\.(\w+)\(")
+    assert {"list", "get", "replay", "replay_many", "drop", "drop_many", "export", "count"} == on_dead
+    assert {name for name in on_dead if not hasattr(RemoteDeadLetters, name)} == set()
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(RemoteClient, Client), (RemoteSchedules, Schedules)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(RemoteClient, Client), (RemoteSchedules, Schedules), (RemoteDeadLetters, DeadLetters)]
+)
 def test_calls_take_the_same_arguments(ours: type, theirs: type) -> None:
     for name, call in inspect.getmembers(ours, inspect.isfunction):
         if name.startswith("_"):

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mainspring.client.client import Client
-from mainspring.client.sync import SyncClient
+from mainspring.client.dead_letters import DeadLetters
+from mainspring.client.schedules import Schedules
+from mainspring.client.sync import SyncClient, SyncDeadLetters, SyncSchedules
 from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
 from mainspring.model.task import Task
 from mainspring.testing.servers import Server, wait_until
@@ -28,6 +30,19 @@ def test_every_public_call_of_the_asynchronous_client_is_there() -> None:
     assert {"put", "put_many", "list", "result", "dead_replay", "pause"} <= asynchronous
     assert asynchronous - {"open", "aclose"} <= set(vars(SyncClient))
     assert SyncClient.put.__doc__ == Client.put.__doc__
+    for part, blocking in ((DeadLetters, SyncDeadLetters), (Schedules, SyncSchedules)):
+        calls = {name for name, _ in inspect.getmembers(part, inspect.iscoroutinefunction) if not name.startswith("_")}
+        assert calls - {"former", "rewrite"} <= set(vars(blocking))
+
+
+def test_old_names_of_the_calls_on_dead_letters_work(client: SyncClient) -> None:
+    flat = {name.removeprefix("dead_") for name in dir(Client) if name.startswith("dead_")}
+    assert flat == {"list", "get", "replay", "replay_many", "drop", "drop_many", "export", "count"}
+    for name in flat:
+        assert getattr(Client, f"dead_{name}").__doc__ == getattr(DeadLetters, name).__doc__
+    assert client.dead_list(limit=1) == client.dead.list(limit=1)
+    assert client.dead_count(died_after=10**12) == client.dead.count(died_after=10**12) == 0
+    assert client.dead_replay("a").outcome == client.dead.replay("a").outcome == "unknown"
 
 
 def test_a_task_can_be_put_found_moved_counted_listed_and_cancelled(client: SyncClient) -> None:

@@ -116,7 +116,7 @@ class Dropped(msgspec.Struct):
 
 async def list_dead(call: Call) -> Answer:
     query: ListDead = call.query
-    page = await call.client.dead_list(
+    page = await call.client.dead.list(
         limit=query.limit,
         cursor=query.cursor,
         target=query.target,
@@ -135,7 +135,7 @@ async def get_dead(call: Call) -> Answer:
 
 async def _letter(call: Call) -> DeadLetter:
     task_id = call.params["id"]
-    letter = await call.client.dead_get(task_id, lane=await _lane(call))
+    letter = await call.client.dead.get(task_id, lane=await _lane(call))
     if letter is None:
         raise no_such("dead letter", task_id)
     call.check_seen(letter.target, "dead letter", task_id)
@@ -146,7 +146,7 @@ async def _lane(call: Call) -> str | None:
     """The lane to ask with."""
 
     async def look(lane: str | None) -> str | None:
-        letter = await call.client.dead_get(call.params["id"], lane=lane)
+        letter = await call.client.dead.get(call.params["id"], lane=lane)
         return None if letter is None else letter.target
 
     return await call.lane_seen(call.query.lane, "dead letter", look)
@@ -155,7 +155,7 @@ async def _lane(call: Call) -> str | None:
 async def replay_dead(call: Call) -> Answer:
     wanted: Replay = call.body
     letter = await _letter(call)
-    replayed = await call.client.dead_replay(
+    replayed = await call.client.dead.replay(
         call.params["id"],
         lane=await _lane(call),
         at=_due_ms(call, wanted.at, wanted.after),
@@ -174,7 +174,7 @@ async def replay_dead(call: Call) -> Answer:
 
 async def drop_dead(call: Call) -> Answer:
     letter = await _letter(call)
-    if await call.client.dead_drop(call.params["id"], lane=await _lane(call)) == "unknown":
+    if await call.client.dead.drop(call.params["id"], lane=await _lane(call)) == "unknown":
         raise no_such("dead letter", call.params["id"])
     await call.audit("dead.drop", letter.id, of_dead_letter(letter), None)
     return answer(Dropped(letter.id, "dropped"))
@@ -198,7 +198,7 @@ async def replay_many_dead(call: Call) -> Answer:
 
     try:
         async with asyncio.timeout(MANY_S):
-            summary = await call.client.dead_replay_many(
+            summary = await call.client.dead.replay_many(
                 **filters,
                 at=_due_ms(call, wanted.at, wanted.after),
                 rate=wanted.rate,
@@ -228,7 +228,7 @@ async def drop_many_dead(call: Call) -> Answer:
 
     try:
         async with asyncio.timeout(MANY_S):
-            count = await call.client.dead_drop_many(**filters, dry_run=wanted.dry_run, progress=progress)
+            count = await call.client.dead.drop_many(**filters, dry_run=wanted.dry_run, progress=progress)
     except TimeoutError:
         complete = False
     finally:

@@ -153,14 +153,14 @@ async def _cluster(config: "Config") -> dict[str, Any]:
 async def _overview(client: "Client") -> dict[str, Any]:
     return {
         "tasks": await client.count(),
-        "dead_letters": await client.dead_count(),
+        "dead_letters": await client.dead.count(),
         "schedules": len([view async for view in client.schedules.all()]),
         "pauses": [one.scope.text for one in await client.pauses()],
         "stalled_lanes": [one.lane for one in await client.lanes()],
         "next_due": (await client.list(limit=FEW)).tasks,
         "last_failures": [
             {"id": one.id, "died_ms": one.died_ms, "target": one.target, "reason": one.reason}
-            for one in (await client.dead_list(limit=FEW)).letters
+            for one in (await client.dead.list(limit=FEW)).letters
         ],
     }
 

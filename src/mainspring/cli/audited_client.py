@@ -33,10 +33,6 @@ CHANGES: Final = {
     "put": "task.replace",
     "cancel_many": "task.cancel",
     "reschedule": "task.reschedule",
-    "dead_replay": "dead.replay",
-    "dead_replay_many": "dead.replay",
-    "dead_drop": "dead.drop",
-    "dead_drop_many": "dead.drop",
     "lane_retry_head": "lane.retry-head",
     "lane_skip_head": "lane.skip-head",
     "lane_resume": "lane.resume",
@@ -45,6 +41,7 @@ CHANGES: Final = {
 }
 """Call of a client -> how the trail names it. A put that replaces nothing is data, and not in it."""
 
+DEAD: Final = ("replay", "replay_many", "drop", "drop_many")
 SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
 _LEFT: Final = (False, 0, "unknown", "too late", "ambiguous", "no head", "gone", "conflict", "damaged")
 """Answers after which everything is as it was."""
@@ -63,7 +60,7 @@ def user() -> str:
 
 
 class AuditedClient:
-    """A client (or its schedules) as commands hold it: every call that changes something is written down."""
+    """A client as commands hold it, or its `schedules` or `dead`: every call that changes something is written down."""
 
     def __init__(self, client: Any, changes: Mapping[str, str], audit: Callable[..., Awaitable[None]]) -> None:
         self._client = client
@@ -81,11 +78,13 @@ class AuditedClient:
         call = getattr(self._client, name)
         if name == "schedules":
             return AuditedClient(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._audit)
+        if name == "dead":
+            return AuditedClient(call, {one: f"dead.{one.removesuffix('_many')}" for one in DEAD}, self._audit)
         if name not in self._changes:
             return call
         if name == "put":
             return partial(self._watch_put, call)
-        if name.startswith("dead_") and name.endswith("_many"):
+        if name in ("replay_many", "drop_many"):
             return partial(self._audit_dead_letters, name, call)
         return partial(self._watch_added, call) if name == "add_many" else partial(self._watch, name, call)
 
@@ -169,7 +168,7 @@ class AuditedClient:
             case "schedule":
                 return of_schedule(await self._client.get(name))
             case "dead":
-                return of_dead_letter(await self._client.dead_get(name, lane=options.get("lane")))
+                return of_dead_letter(await self._client.get(name, lane=options.get("lane")))
             case "lane":
                 return of_lane(await self._client.lane(name))
         return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))

@@ -58,7 +58,7 @@ def list_(
 ) -> Listing:  # fmt: skip
     """List dead letters, the newest first."""
     filters = _filters(target, lane, reason, died_after, died_before)
-    page = with_client(config, lambda client: client.dead_list(limit=limit, cursor=cursor, **filters))
+    page = with_client(config, lambda client: client.dead.list(limit=limit, cursor=cursor, **filters))
     return Listing(
         columns=("ID", "DIED", "TARGET", "REASON"),
         rows=[(one.id, Instant(one.died_ms), one.target or "(damaged)", one.reason) for one in page.letters],
@@ -76,7 +76,7 @@ def show(
 ) -> None:  # fmt: skip
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
     loaded = load(redis_url, data_dir, namespace, config)
-    letter = with_client(loaded, lambda client: client.dead_get(id, lane=lane))
+    letter = with_client(loaded, lambda client: client.dead.get(id, lane=lane))
     if letter is None:
         print(f"{id}: there is no dead letter with this id", file=sys.stderr)
         raise typer.Exit(1)
@@ -110,7 +110,7 @@ def replay(
         if ids:
             return await _replay_ids(client, ids, lane, when_of(at), after, new_key, dry_run, bar)
         total = await _total(client, filters)
-        return await client.dead_replay_many(
+        return await client.dead.replay_many(
             **filters, at=when_of(at), after=after, rate=rate, new_key=new_key, dry_run=dry_run,
             progress=lambda so_far: bar(so_far.seen, total),
         )  # fmt: skip
@@ -149,7 +149,7 @@ def drop(
             unknown.extend(await _drop_ids(client, ids, lane, dry_run, bar))
             return len(ids) - len(unknown)
         total = await _total(client, filters)
-        return await client.dead_drop_many(**filters, dry_run=dry_run, progress=lambda count: bar(count, total))
+        return await client.dead.drop_many(**filters, dry_run=dry_run, progress=lambda count: bar(count, total))
 
     with ProgressBar("letters", shown=not json) as bar:
         count = with_client(loaded, work)
@@ -211,7 +211,7 @@ async def _total(client: "Client", filters: Filters) -> int | None:
     """Return the number of dead letters to go through, or None if they have to be read for that."""
     if any(filters[name] is not None for name in _OF_CONTENT):
         return None
-    return await client.dead_count(died_after=filters["died_after"], died_before=filters["died_before"])
+    return await client.dead.count(died_after=filters["died_after"], died_before=filters["died_before"])
 
 
 async def _replay_ids(
@@ -220,7 +220,7 @@ async def _replay_ids(
 ) -> ReplaySummary:  # fmt: skip
     summary = ReplaySummary(dry_run)
     for id in ids:
-        summary.add(await client.dead_replay(id, lane=lane, at=at, after=after, new_key=new_key, dry_run=dry_run))
+        summary.add(await client.dead.replay(id, lane=lane, at=at, after=after, new_key=new_key, dry_run=dry_run))
         bar(summary.seen, len(ids))
     return summary
 
@@ -237,14 +237,14 @@ async def _drop_ids(client: "Client", ids: list[str], lane: str | None, dry_run:
 
 async def _drop_one(client: "Client", id: str, lane: str | None, dry_run: bool) -> bool:
     if dry_run:
-        return await client.dead_get(id, lane=lane) is not None
-    return await client.dead_drop(id, lane=lane) == "dropped"
+        return await client.dead.get(id, lane=lane) is not None
+    return await client.dead.drop(id, lane=lane) == "dropped"
 
 
 def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *, shown: bool = True) -> int:
     async def work(client: "Client") -> int:
         total = await _total(client, filters)
-        return await client.dead_export(write, **filters, progress=lambda count: bar(count, total))
+        return await client.dead.export(write, **filters, progress=lambda count: bar(count, total))
 
     with ProgressBar("letters", shown=shown) as bar:
         return with_client(config, work)

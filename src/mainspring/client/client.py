@@ -61,7 +61,7 @@ from ..store.tasks.encode import Batch, Intake
 from ..store.tasks.find import Finder, Reference, resolve
 from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
 from ..store.tasks.put_ids import NamedPuts, RetryWindow
-from .dead_letters import DeadLetterOperations
+from .dead_letters import DeadLetters, FlatDeadLetterCalls
 
 if TYPE_CHECKING:
     from .schedules import Schedules
@@ -345,7 +345,7 @@ def _renamed(**names: str) -> Callable[[AsyncCall[Given, P]], AsyncCall[Given, P
                 new = names[old]
                 if new in kwargs:
                     raise InvalidInput(f"{old} is the old name of {new}; give {new} alone")
-                warnings.warn(f"{old}= is {new}= now; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+                warnings.warn(f"{old}= is {new}= now; the old name will be removed", DeprecationWarning, stacklevel=2)
                 kwargs[new] = kwargs.pop(old)
             return await method(*args, **kwargs)
 
@@ -458,8 +458,9 @@ class ResultOperations:
     @abstractmethod
     def store(self) -> Store: ...
 
+    @property
     @abstractmethod
-    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
+    def dead(self) -> DeadLetters: ...
 
     async def result(
         self,
@@ -529,7 +530,7 @@ class ResultOperations:
             return None
         # Only now: it may have ended between the two questions.
         found = await read_result(self.store, reference)
-        letter = None if info.state == "done" else await self.dead_get(id, lane=lane)
+        letter = None if info.state == "done" else await self.dead.get(id, lane=lane)
         # The index forgets a cancelled id at once, so that it can be used again.
         off_ms = await cancelled_ms(self.store, reference) if info.state == "unknown" else None
         if off_ms is not None and _is_older(found, letter, off_ms):
@@ -730,7 +731,7 @@ class QueueOperations:
         ]
 
 
-class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperations, PauseOperations, QueueOperations):
+class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperations, PauseOperations, QueueOperations):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     - `url`: redis://, rediss:// (TLS), unix://, redis+cluster://, redis+sentinel://.
@@ -786,6 +787,11 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         from .schedules import Schedules  # the language of schedules is much to load for a program that has none
 
         return Schedules(lambda: self.store, self._timezone)
+
+    @cached_property
+    def dead(self) -> DeadLetters:
+        """Dead letters: list, get, replay, drop, export, count."""
+        return DeadLetters(lambda: self.store, self._replayer, self._wait_s)
 
     @classmethod
     def over(cls, store: Store, *, wait_s: float = 0.0, timezone: str = "UTC") -> "Client":

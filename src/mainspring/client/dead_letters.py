@@ -2,8 +2,9 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from ..store.tasks import dead_letters
 from ..store.tasks.dead_letters import AT_ONCE, KeptLetter, Replayer
 from ..store.tasks.find import resolve
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[Any]]
 AHEAD_MS: Final = 1_000
 """With a rate, letters are put back this long before they come due: a replay that is stopped stops at once."""
@@ -27,57 +30,33 @@ FARTHEST_AHEAD_MS: Final = 2 * AHEAD_MS
 _FOREVER_MS: Final = 1 << 45
 
 
-class DeadLetterOperations:
-    """What Client can do with dead letters.
+class DeadLetters:
+    """`client.dead`: what can be done with dead letters.
 
     Every call that takes many letters takes the same filters: `target` (whole, or its beginning and `*`), `lane`,
     `reason` (part of it), `died_after` (included) and `died_before` (not included). Without any it means all letters.
     """
 
-    _wait_s: float
+    def __init__(self, store: Callable[[], Store], replayer: Callable[[], Replayer], wait_s: float) -> None:
+        self._opened = store
+        self._replayer = replayer
+        self._wait_s = wait_s
 
     @property
-    @abstractmethod
-    def store(self) -> Store: ...
+    def _store(self) -> Store:
+        return self._opened()
 
-    @abstractmethod
-    def _replayer(self) -> Replayer: ...
-
-    async def dead_list(
-        self,
-        *,
-        limit: int = 50,
-        cursor: str | None = None,
-        target: str | None = None,
-        lane: str | None = None,
-        reason: str | None = None,
-        died_after: When | None = None,
-        died_before: When | None = None,
-    ) -> DeadPage:
-        """Dead letters, the newest first; pass `page.next` as cursor for the next page.
-
-        A page looks through 10,000 letters at most: with filters it may be short, and still name a next one.
-        """
-        if type(limit) is not int or not 1 <= limit <= 1000:
-            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
-        where = _filter(target, lane, reason, died_after, died_before)
-        try:
-            after = None if cursor is None else dead_letters.parse_place(cursor)
-        except (ValueError, AttributeError, TypeError):
-            raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that dead_list returned") from None
-        return await dead_letters.page(self.store, where, after=after, limit=limit)
-
-    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
+    async def count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
         """How many dead letters there are, or how many of them died in a range of time. None of them is read."""
         where = _filter(None, None, None, died_after, died_before)
-        return await dead_letters.count(self.store, where.from_ms, where.to_ms)
+        return await dead_letters.count(self._store, where.from_ms, where.to_ms)
 
-    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
+    async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         """The dead letter of a task; None when there is none."""
         kept = await self._find(id, lane)
         return None if kept is None else kept.letter
 
-    async def dead_replay(
+    async def replay(
         self,
         id: str,
         *,
@@ -102,7 +81,7 @@ class DeadLetterOperations:
             [answer] = await self._replayer().replay([kept], [due_ms], new_key=new_key)
         return answer
 
-    async def dead_replay_many(
+    async def replay_many(
         self,
         *,
         target: str | None = None,
@@ -125,10 +104,10 @@ class DeadLetterOperations:
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
         start_ms = None if at is None and after is None else await self._due_ms(at, after)
-        pace = _Pace(self.store.clock, start_ms, _checked_rate(rate), sleep)
+        pace = _Pace(self._store.clock, start_ms, _checked_rate(rate), sleep)
         summary = ReplaySummary(dry_run)
         replayer = self._replayer()
-        async for some in _portions(dead_letters.walk(self.store, where), pace.portion):
+        async for some in _portions(dead_letters.walk(self._store, where), pace.portion):
             if dry_run:
                 answers = await replayer.rehearse(some, [pace.due_ms() for _ in some])
             else:
@@ -140,15 +119,15 @@ class DeadLetterOperations:
                 progress(summary)
         return summary
 
-    async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
+    async def drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
         """Forget one letter for good."""
         kept = await self._find(id, lane)
         if kept is None:
             return "unknown"
-        [dropped] = await dead_letters.drop(self.store, [kept], wait_s=self._wait_s)
+        [dropped] = await dead_letters.drop(self._store, [kept], wait_s=self._wait_s)
         return "dropped" if dropped else "unknown"
 
-    async def dead_drop_many(
+    async def drop_many(
         self,
         *,
         target: str | None = None,
@@ -163,13 +142,13 @@ class DeadLetterOperations:
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
         count = 0
-        async for some in dead_letters.walk(self.store, where):
-            count += len(some) if dry_run else sum(await dead_letters.drop(self.store, some, wait_s=self._wait_s))
+        async for some in dead_letters.walk(self._store, where):
+            count += len(some) if dry_run else sum(await dead_letters.drop(self._store, some, wait_s=self._wait_s))
             if progress is not None:
                 progress(count)
         return count
 
-    async def dead_export(
+    async def export(
         self,
         write: Callable[[bytes], Any],
         *,
@@ -180,10 +159,10 @@ class DeadLetterOperations:
         died_before: When | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Write all letters that fit as lines of JSON, the oldest first: `dead_export(file.write)`. Says how many."""
+        """Write all letters that fit as lines of JSON, the oldest first: `export(file.write)`. Says how many."""
         where = _filter(target, lane, reason, died_after, died_before)
-        namespace, count = self.store.keys.namespace, 0
-        async for some in dead_letters.walk(self.store, where):
+        namespace, count = self._store.keys.namespace, 0
+        async for some in dead_letters.walk(self._store, where):
             write(b"".join(msgspec.json.encode(kept.letter.as_dict(namespace)) + b"\n" for kept in some))
             count += len(some)
             if progress is not None:
@@ -194,18 +173,73 @@ class DeadLetterOperations:
 
     async def _so_far(self, where: DeadFilter) -> DeadFilter:
         """Only what has died by now: tasks that die once more while they are replayed would never end."""
-        return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self.store.sample_clock() + 1))
+        return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self._store.sample_clock() + 1))
 
     async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
-        return await dead_letters.find_letter(self.store, await resolve(self.store, id, lane))
+        return await dead_letters.find_letter(self._store, await resolve(self._store, id, lane))
 
     async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:
             raise InvalidInput("both at and after are given; say one of them")
-        now_ms = await self.store.fresh_ms()
+        now_ms = await self._store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
         check_horizon(due_ms, now_ms)
         return due_ms
+
+    # -- many (last: from here on `list` is a method) ---------------------------------------------------------
+
+    async def list(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        target: str | None = None,
+        lane: str | None = None,
+        reason: str | None = None,
+        died_after: When | None = None,
+        died_before: When | None = None,
+    ) -> DeadPage:
+        """Dead letters, the newest first; pass `page.next` as cursor for the next page.
+
+        A page looks through 10,000 letters at most: with filters it may be short, and still name a next one.
+        """
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
+        where = _filter(target, lane, reason, died_after, died_before)
+        try:
+            after = None if cursor is None else dead_letters.parse_place(cursor)
+        except (ValueError, AttributeError, TypeError):
+            raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that list returned") from None
+        return await dead_letters.page(self._store, where, after=after, limit=limit)
+
+
+def _flat(
+    method: Callable[Concatenate[DeadLetters, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["FlatDeadLetterCalls", P], Coroutine[Any, Any, T]]:
+    """Return a call of `client.dead` as one of the client itself."""
+
+    @wraps(method)
+    async def call(self: "FlatDeadLetterCalls", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(self.dead, *args, **kwargs)
+
+    return call
+
+
+class FlatDeadLetterCalls:
+    """Old names: `client.dead_list` is `client.dead.list` now, and so on. They will be removed."""
+
+    @property
+    @abstractmethod
+    def dead(self) -> DeadLetters: ...
+
+    dead_list = _flat(DeadLetters.list)
+    dead_count = _flat(DeadLetters.count)
+    dead_get = _flat(DeadLetters.get)
+    dead_replay = _flat(DeadLetters.replay)
+    dead_replay_many = _flat(DeadLetters.replay_many)
+    dead_drop = _flat(DeadLetters.drop)
+    dead_drop_many = _flat(DeadLetters.drop_many)
+    dead_export = _flat(DeadLetters.export)
 
 
 class _Pace:

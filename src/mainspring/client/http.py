@@ -212,29 +212,25 @@ _LETTERS_A_PAGE: Final = 1_000
 _COUNTED: Final = ("replayed", "conflict", "damaged", "gone")
 
 
-class RemoteLetters:
+class RemoteDeadLetters:
     """What commands do with dead letters. Filters are those of `Client`."""
 
     def __init__(self, api: Api) -> None:
-        self.api = api
-
-    async def dead_list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
-        answer = self._page(limit, cursor, filters)
-        return DeadPage([_letter(one) for one in answer["letters"]], answer["next"])
+        self._api = api
 
     def _page(self, limit: int, cursor: str | None, filters: dict[str, Any]) -> Any:
-        return self.api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
+        return self._api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
 
-    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> None:
+    async def count(self, *, died_after: When | None = None, died_before: When | None = None) -> None:
         """The API counts no letters without reading them."""
 
-    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
+    async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         try:
-            return _letter(self.api.get(_DEAD, id, lane=lane))
+            return _letter(self._api.get(_DEAD, id, lane=lane))
         except NotFound:
             return None
 
-    async def dead_replay(
+    async def replay(
         self,
         id: str,
         *,
@@ -246,13 +242,13 @@ class RemoteLetters:
     ) -> Replayed:
         given: dict[str, Any] = {"at": moment_of(at), "after": after, "new_key": new_key, "dry_run": dry_run}
         try:
-            return msgspec.convert(self.api.post(_DEAD, id, "replay", query={"lane": lane}, **given), Replayed)
+            return msgspec.convert(self._api.post(_DEAD, id, "replay", query={"lane": lane}, **given), Replayed)
         except NotFound:
             return Replayed(id, "unknown", None, "there is no dead letter with this id")
         except Conflict as error:
             return Replayed(id, "conflict", None, str(error))
 
-    async def dead_replay_many(
+    async def replay_many(
         self,
         *,
         at: When | None = None,
@@ -273,7 +269,7 @@ class RemoteLetters:
         }
         summary = ReplaySummary(dry_run)
         while True:
-            answer = self.api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
+            answer = self._api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
             for name in _COUNTED:
                 # Letters that cannot be replayed are met again in each request, so the last count is the right one.
                 before = getattr(summary, name) if name == "replayed" else 0
@@ -286,26 +282,26 @@ class RemoteLetters:
             # Leave letters that died again since the first request: otherwise this loop might never end.
             filters["died_before"] = answer.get("died_before", filters.get("died_before"))
 
-    async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
+    async def drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
         try:
-            self.api.delete(_DEAD, id, lane=lane)
+            self._api.delete(_DEAD, id, lane=lane)
         except NotFound:
             return "unknown"
         return "dropped"
 
-    async def dead_drop_many(
+    async def drop_many(
         self, *, dry_run: bool = False, progress: Callable[[int], None] | None = None, **filters: Any
     ) -> int:
         count = 0
         while True:
-            answer = self.api.post(f"{_DEAD}:drop", **_chosen_or_all(filters), dry_run=dry_run)
+            answer = self._api.post(f"{_DEAD}:drop", **_chosen_or_all(filters), dry_run=dry_run)
             count += int(answer["dropped"])
             if progress is not None:
                 progress(count)
             if answer["complete"] or dry_run or not answer["dropped"]:
                 return count
 
-    async def dead_export(
+    async def export(
         self, write: Callable[[bytes], Any], *, progress: Callable[[int], None] | None = None, **filters: Any
     ) -> int:
         """Pages come with the newest first: all of them are fetched before the oldest is written."""
@@ -322,6 +318,10 @@ class RemoteLetters:
         for letter in reversed(letters):
             write(msgspec.json.encode(letter) + b"\n")
         return len(letters)
+
+    async def list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
+        answer = self._page(limit, cursor, filters)
+        return DeadPage([_letter(one) for one in answer["letters"]], answer["next"])
 
 
 def _chosen(filters: dict[str, Any]) -> dict[str, Any]:
@@ -567,12 +567,13 @@ _PAUSES: Final = "/v1/pauses"
 _REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
 
 
-class RemoteClient(RemoteLetters):
+class RemoteClient:
     """Tasks, lanes and pauses over HTTP. The audit entry names the API key, not the caller."""
 
     def __init__(self, api: Api) -> None:
-        super().__init__(api)
+        self.api = api
         self.schedules = RemoteSchedules(api)
+        self.dead = RemoteDeadLetters(api)
 
     # -- tasks ---------------------------------------------------------------------------------------------
 

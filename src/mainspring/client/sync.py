@@ -13,10 +13,13 @@ from ..model.errors import MainspringError
 from ..model.schedule.view import ScheduleView
 from ..model.task import Handle
 from .client import Client
+from .dead_letters import DeadLetters
 from .schedules import Schedules
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Calls = TypeVar("Calls")
+"""Calls on one kind of thing, such as schedules."""
 
 
 class BlockingCall(Protocol):
@@ -25,16 +28,31 @@ class BlockingCall(Protocol):
     def __call__(self, work: Callable[[Client], Coroutine[Any, Any, T]], /) -> T: ...
 
 
-def _waiting_for_schedules(
-    method: Callable[Concatenate[Schedules, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["SyncSchedules", P], T]:
+class _Part:
+    """Part of a SyncClient."""
+
+    def __init__(self, wait: BlockingCall) -> None:
+        self._wait = wait
+
+
+def _waiting_for(
+    part: Callable[[Client], Calls], method: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[_Part, P], T]:
     """The blocking form of one of the calls: same arguments, same answer, same documentation."""
 
     @functools.wraps(method)
-    def call(self: "SyncSchedules", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._wait(lambda client: method(client.schedules, *args, **kwargs))
+    def call(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(lambda client: method(part(client), *args, **kwargs))
 
     return call
+
+
+def _schedules(client: Client) -> Schedules:
+    return client.schedules
+
+
+def _dead(client: Client) -> DeadLetters:
+    return client.dead
 
 
 async def _all(schedules: Schedules) -> list[ScheduleView]:
@@ -42,27 +60,37 @@ async def _all(schedules: Schedules) -> list[ScheduleView]:
     return [view async for view in schedules.all()]
 
 
-class SyncSchedules:
+class SyncSchedules(_Part):
     """`client.schedules` of a SyncClient."""
 
-    def __init__(self, wait: BlockingCall) -> None:
-        self._wait = wait
+    add = _waiting_for(_schedules, Schedules.add)
+    add_many = _waiting_for(_schedules, Schedules.add_many)
+    edit = _waiting_for(_schedules, Schedules.edit)
+    get = _waiting_for(_schedules, Schedules.get)
+    get_many = _waiting_for(_schedules, Schedules.get_many)
+    pause = _waiting_for(_schedules, Schedules.pause)
+    resume = _waiting_for(_schedules, Schedules.resume)
+    trigger = _waiting_for(_schedules, Schedules.trigger)
+    backfill = _waiting_for(_schedules, Schedules.backfill)
+    remove = _waiting_for(_schedules, Schedules.remove)
+    history = _waiting_for(_schedules, Schedules.history)
+    rollback = _waiting_for(_schedules, Schedules.rollback)
+    diff = _waiting_for(_schedules, Schedules.diff)
+    all = _waiting_for(_schedules, _all)
+    list = _waiting_for(_schedules, Schedules.list)
 
-    add = _waiting_for_schedules(Schedules.add)
-    add_many = _waiting_for_schedules(Schedules.add_many)
-    edit = _waiting_for_schedules(Schedules.edit)
-    get = _waiting_for_schedules(Schedules.get)
-    get_many = _waiting_for_schedules(Schedules.get_many)
-    pause = _waiting_for_schedules(Schedules.pause)
-    resume = _waiting_for_schedules(Schedules.resume)
-    trigger = _waiting_for_schedules(Schedules.trigger)
-    backfill = _waiting_for_schedules(Schedules.backfill)
-    remove = _waiting_for_schedules(Schedules.remove)
-    history = _waiting_for_schedules(Schedules.history)
-    rollback = _waiting_for_schedules(Schedules.rollback)
-    diff = _waiting_for_schedules(Schedules.diff)
-    all = _waiting_for_schedules(_all)
-    list = _waiting_for_schedules(Schedules.list)
+
+class SyncDeadLetters(_Part):
+    """`client.dead` of a SyncClient."""
+
+    get = _waiting_for(_dead, DeadLetters.get)
+    replay = _waiting_for(_dead, DeadLetters.replay)
+    replay_many = _waiting_for(_dead, DeadLetters.replay_many)
+    drop = _waiting_for(_dead, DeadLetters.drop)
+    drop_many = _waiting_for(_dead, DeadLetters.drop_many)
+    export = _waiting_for(_dead, DeadLetters.export)
+    count = _waiting_for(_dead, DeadLetters.count)
+    list = _waiting_for(_dead, DeadLetters.list)
 
 
 CLOSE_S: Final = 2.0
@@ -141,6 +169,8 @@ class SyncClient:
         self._pid = os.getpid()
         self.schedules = SyncSchedules(self._wait)
         """Recurring work: add, edit, pause, trigger, backfill, …"""
+        self.dead = SyncDeadLetters(self._wait)
+        """Dead letters: list, get, replay, drop, export, count."""
         self._closing = threading.Lock()
         self._under_way: set[Future[Any]] = set()
         self._quiet = threading.Condition()
@@ -165,6 +195,7 @@ class SyncClient:
     result = _waiting(Client.result)
     run_result = _waiting(Client.run_result)
     find_result = _waiting(Client.find_result)
+    # Old names of the calls of `dead`, to be removed.
     dead_list = _waiting(Client.dead_list)
     dead_count = _waiting(Client.dead_count)
     dead_get = _waiting(Client.dead_get)
@@ -173,6 +204,7 @@ class SyncClient:
     dead_drop = _waiting(Client.dead_drop)
     dead_drop_many = _waiting(Client.dead_drop_many)
     dead_export = _waiting(Client.dead_export)
+
     pause = _waiting(Client.pause)
     resume = _waiting(Client.resume)
     pauses = _waiting(Client.pauses)
