@@ -100,9 +100,13 @@ async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
     put = await api.call("PUT", "/v1/schedules/nightly", {"cron": "0 4 * * *", "target": "null:"})
     assert (put.json["state"], put.json["paused"]["reason"], put.json["generation"]) == ("paused", "move", 4)
     written = await api.call("PUT", "/v1/schedules/nightly", {"every": "5m", "target": "null:"})
-    assert (written.status, written.json["specs"]) == (200, ["@every 5m"])
+    assert (written.status, written.json["every"], "cron" in written.json) == (200, ["5m"], False)
+    assert written.json["specs"] == ["@every 5m"]
     more = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 3 * * *"})
     assert more.json["specs"] == ["0 3 * * *", "@every 5m"]
+    assert (more.json["cron"], more.json["every"]) == (["0 3 * * *"], ["5m"])
+    waits = await api.post("/v1/schedules", {"name": "waits", "after_end": "5m", "cron": "@daily", "target": "null:"})
+    assert (waits.json["cron"], waits.json["after_end"]) == (["@daily"], "5m")
     less = await api.call("PATCH", "/v1/schedules/nightly", {"every": None})
     assert less.json["specs"] == ["0 3 * * *"]
     fresh = await api.call("PUT", "/v1/schedules/fresh", {"every": "5m", "target": "null:"})

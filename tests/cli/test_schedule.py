@@ -96,13 +96,13 @@ def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: Sy
     listed = call(server, "list").stdout
     assert re.search(r"^nightly  active  \S+Z  0 2 \* \* \*  Europe/Paris  command:backup$", listed, re.MULTILINE)
     diff = told(server, "diff", "nightly", "--cron", "30 3 * * *")
-    assert diff == {"changes": {"specs": [["0 2 * * *"], ["30 3 * * *"]]}}
-    assert "specs" in call(server, "edit", "nightly", "--cron", "30 3 * * *", "--dry-run").stdout
+    assert diff == {"changes": {"cron": [["0 2 * * *"], ["30 3 * * *"]]}}
+    assert "cron" in call(server, "edit", "nightly", "--cron", "30 3 * * *", "--dry-run").stdout
     assert told(server, "show", "nightly")["generation"] == 1
     edited = told(server, "edit", "nightly", "--cron", "30 3 * * *", "--by", "ann", "--note", "later")
-    assert (edited["generation"], edited["specs"]) == (2, ["30 3 * * *"])
+    assert (edited["generation"], edited["cron"]) == (2, ["30 3 * * *"])
     assert "by ann: later" in call(server, "history", "nightly").stdout
-    assert told(server, "rollback", "nightly")["specs"] == ["0 2 * * *"]
+    assert told(server, "rollback", "nightly")["cron"] == ["0 2 * * *"]
     assert told(server, "pause", "nightly", "--reason", "move", "--until", "2h")["state"] == "paused"
     assert told(server, "resume", "nightly")["state"] == "active"
     assert str(told(server, "trigger", "nightly")["id"]).startswith("nightly@")
@@ -140,7 +140,7 @@ def test_revisions_and_diffs_say_what_changes_in_the_words_of_the_options(server
         }
     }
     text = call(server, "edit", "job", "--cron", "0 3 * * *", "--dry-run").stdout
-    assert "specs: 0 2 * * * -> 0 3 * * *" in text
+    assert "cron: 0 2 * * * -> 0 3 * * *" in text
     assert text.count("T03:00:00") + text.count(" 03:00:00+00:00") == 3, "the next three runs after the edit"
     edited = told(
         server, "edit", "job", "--end", "", "--max-runs", "0", "--exclude", "2030-01-01", "--note", "for good"

@@ -428,7 +428,7 @@ async def test_an_edit_of_one_kind_of_times_leaves_the_others_alone(say: Say) ->
     edit = ("schedule", "edit", "s")
     assert (await told(say, *edit, "--every", "2h"))["specs"] == ["7 * * * *", "@every 2h"]
     diff = await told(say, "schedule", "diff", "s", "--after-end", "5m")
-    assert diff["changes"]["specs"][1] == ["7 * * * *", "@every 2h", "@after-end 5m"]
+    assert diff["changes"] == {"after_end": [None, "5m"]}
     assert (await told(say, *edit, "--after-end", "5m"))["specs"] == ["7 * * * *", "@every 2h", "@after-end 5m"]
     assert (await told(say, *edit, "--cron", "", "--after-end", ""))["specs"] == ["@every 2h"]
     assert (await told(say, *edit, "--cron", "8 * * * *", "--every", ""))["specs"] == ["8 * * * *"]

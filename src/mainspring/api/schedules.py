@@ -97,6 +97,8 @@ class Longest(msgspec.Struct):
 class Schedule(msgspec.Struct):
     """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone.
 
+    `cron`, `every` and `after_end` are there as far as they are given. `specs` is the old name of all three together.
+
     `worst_case` and `findings`, what is probably not meant, go by the settings of the node. Lists leave both out.
     """
 
@@ -112,6 +114,9 @@ class Schedule(msgspec.Struct):
     last_runs: list[dict[str, Any]]
     running_since: str | None
     changed: dict[str, Any]
+    cron: list[str] | UnsetType = UNSET
+    every: list[str] | UnsetType = UNSET
+    after_end: str | UnsetType = UNSET
     payload: Any = None
     worst_case: Longest | UnsetType = UNSET
     findings: list[Finding] | UnsetType = UNSET

@@ -480,15 +480,18 @@ def _fields_of(definition: "Definition") -> dict[str, Any]:
     if definition.raw:
         raise InvalidInput(f"schedule {definition.name!r}: a payload of bytes cannot be sent as JSON")
     given = written(definition)
-    return {"cron": given.pop("specs"), **given, **({"note": definition.note} if definition.note else {})}
+    return {**given, **({"note": definition.note} if definition.note else {})}
 
 
 def _definition(answer: dict[str, Any], *, at_ms: int) -> "Definition":
     from mainspring.model.schedule.input import FIELDS, define
+    from mainspring.model.schedule.recurrence import TIMES
 
     fields = {name: value for name, value in answer.items() if name in FIELDS and name not in ("by", "note")}
     changed = answer["changed"]
-    made = define(answer["name"], cron=answer["specs"], **fields)
+    if not any(word in fields for word in TIMES):
+        fields["cron"] = answer["specs"]  # a node of an older version
+    made = define(answer["name"], **fields)
     return msgspec.structs.replace(
         made,
         generation=answer["generation"],

@@ -204,7 +204,7 @@ def test_a_pause_without_an_end_plans_nothing() -> None:
 def test_a_definition_reads_as_it_was_written() -> None:
     definition = minutely(timezone="Europe/Paris", payload={"a": 1}, jitter="20s", timeout="1500ms", overlap="allow")
     assert written(definition) == {
-        "specs": ["@every 1m"], "timezone": "Europe/Paris", "target": "log:", "payload": {"a": 1}, "timeout": "1500ms",
+        "every": ["1m"], "timezone": "Europe/Paris", "target": "log:", "payload": {"a": 1}, "timeout": "1500ms",
         "jitter": "20s", "overlap": "allow",
     }  # fmt: skip
     assert [span_text(ms) for ms in (1, 1_000, 90_000, 3_600_000, 172_800_000)] == ["1ms", "1s", "90s", "1h", "2d"]

@@ -15,7 +15,7 @@ from ..task import encode_payload
 from ..text import did_you_mean, plain
 from ..times import Delay, When, delay_ms, instant_ms, read_iso
 from .definition import Definition
-from .recurrence import AFTER_END, EVERY, read_spec
+from .recurrence import AFTER_END, EVERY, TIMES, kind_of, read_spec
 from .zone import zone
 
 
@@ -60,7 +60,6 @@ class ScheduleFields(TimedOptions, total=False):
 
 
 FIELDS: Final = frozenset(get_type_hints(ScheduleFields))
-_TIMES: Final = ("cron", "every", "after_end")
 
 
 def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
@@ -71,16 +70,10 @@ def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
     waits = {"retry": current.retry} if "retries" in fields else {}
     found = read_fields(current.name, {"timezone": current.zone, **waits, **fields})
     if "specs" in found:
-        given = {field for field in _TIMES if field in fields} | set(map(_kind, found["specs"]))
-        kept = (text for text in current.specs if _kind(text) not in given)
-        found["specs"] = tuple(sorted((*kept, *found["specs"]), key=lambda text: _TIMES.index(_kind(text))))
+        given = {field for field in TIMES if field in fields} | set(map(kind_of, found["specs"]))
+        kept = (text for text in current.specs if kind_of(text) not in given)
+        found["specs"] = tuple(sorted((*kept, *found["specs"]), key=lambda text: TIMES.index(kind_of(text))))
     return msgspec.structs.replace(current, **found)
-
-
-def _kind(text: str) -> str:
-    """Return the field that a spec belongs to, whichever it was written in."""
-    first = text.split(maxsplit=1)[0].lower()
-    return {EVERY: "every", AFTER_END: "after_end"}.get(first, "cron")
 
 
 def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +91,7 @@ def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get("retries") is not None:
         policy = policy_of(cast("int", fields["retries"]), found.get("retry"))
         found["retry"] = None if policy is None else policy_text(policy)
-    if any(field in fields for field in _TIMES):
+    if any(field in fields for field in TIMES):
         found["specs"] = _specs(name, fields)
     if "payload" in fields:
         found["payload"], found["raw"] = _payload(name, fields["payload"])

@@ -378,6 +378,16 @@ class Recurrence:
 
 EVERY: Final = "@every"
 AFTER_END: Final = "@after-end"
+TIMES: Final = ("cron", "every", "after_end")
+"""The fields in which the times of a schedule are given."""
+
+
+def kind_of(text: str) -> str:
+    """Return the field that a spec belongs to, whichever it was written in."""
+    first = text.split(maxsplit=1)[0].lower()
+    return {EVERY: "every", AFTER_END: "after_end"}.get(first, "cron")
+
+
 COUNTED_AT_MOST: Final = 100_000
 _ANSWERS_KEPT: Final = 8
 _UNKNOWN: Final = -1

@@ -13,7 +13,7 @@ from ..retry import WorstCase
 from .chain import ChainMemory, ChainState, NotRun, PastRun
 from .cron import ALIASES, Cron, is_spread
 from .definition import Definition, changes
-from .recurrence import AfterEnd, Recurrence
+from .recurrence import TIMES, AfterEnd, Recurrence, kind_of
 from .zone import Segment, planned_in_gap, planned_in_overlap, zone
 
 FindingCode = Literal[
@@ -189,6 +189,7 @@ class ScheduleView(msgspec.Struct, frozen=True):
             "state": self.state,
             "generation": self.generation,
             **written(self.definition),
+            "specs": list(self.definition.specs),
             "next": [at(ms) for ms in self.next_ms],
             "runs": self.runs,
             "not_run": self.not_run,
@@ -236,15 +237,26 @@ def revision_as_dict(definition: Definition) -> dict[str, Any]:
     """Return one revision, for programs: author, time, note, and definition."""
     about = {field: getattr(definition, field) for field in ("generation", "at_ms", "by", "note", "tz_version")}
     rest = _rest(definition)
-    return {**about, **written(definition), **({} if rest is None else {"paused": rest})}
+    return {
+        **about,
+        **written(definition),
+        "specs": list(definition.specs),
+        **({} if rest is None else {"paused": rest}),
+    }
 
 
 def describe_changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
     """Return the changes of an edit in input form: field -> (before, after)."""
     was = {**_in_words(old, new.zone), "timezone": old.zone, "paused": _rest(old)}
     now = {**_in_words(new, new.zone), "paused": _rest(new)}
-    words = dict.fromkeys(_WORDS.get(field, field) for field in changes(old, new))
-    return {word: (was[word], now[word]) for word in words}
+    found: dict[str, tuple[Any, Any]] = {}
+    for field in changes(old, new):
+        if field == "specs":
+            found |= {word: (was[word], now[word]) for word in TIMES if was[word] != now[word]}
+        else:
+            word = _WORDS.get(field, field)
+            found[word] = (was[word], now[word])
+    return found
 
 
 def _rest(definition: Definition) -> dict[str, Any] | None:
@@ -263,7 +275,7 @@ def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
 
     timeout_ms = definition.timeout_ms
     return {
-        "specs": list(definition.specs),
+        **_times(definition.specs),
         "timezone": zone_name,
         "target": definition.target,
         "payload": repr(definition.payload) if definition.raw else msgspec.json.decode(definition.payload),
@@ -286,6 +298,22 @@ def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
     }
 
 
+def _times(specs: Sequence[str]) -> dict[str, Any]:
+    """Return specs in the fields that they were given in."""
+    cron: list[str] = []
+    every: list[str] = []
+    after_end: str | None = None
+    for text in specs:
+        kind, span = kind_of(text), text.partition(" ")[2]
+        if kind == "every":
+            every.append(span)
+        elif kind == "after_end" and after_end is None:
+            after_end = span
+        else:
+            cron.append(text)
+    return {"cron": cron, "every": every, "after_end": after_end}
+
+
 def span_text(ms: int) -> str:
     """Return `90s` or `5m`: the span in the largest unit that gives a whole number."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
@@ -298,7 +326,7 @@ _WORDS: Final = {
     "zone": "timezone", "gap": "dst_gap", "raw": "payload", "start_ms": "start", "end_ms": "end",
     "timeout_ms": "timeout", "grace_ms": "grace", "jitter_ms": "jitter", "spread_ms": "spread",
 }  # fmt: skip
-_ALWAYS: Final = ("specs", "timezone", "target", "payload")
+_ALWAYS: Final = ("timezone", "target", "payload")
 _DEFAULTS: Final = _in_words(Definition(name="", specs=(), target=""), "UTC")
 
 
