@@ -73,6 +73,7 @@ def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
 OLD = [
     ("task list", "--due-after", "--after"),
     ("task count", "--due-before", "--before"),
+    ("pause", "--by", "--who"),
     ("schedule preview", "--dst-gap", "--gap"),
     ("schedule preview", "--dst-overlap", "--overlap"),
 ]

@@ -143,7 +143,7 @@ async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, sto
         (lambda client: client.dead.replay_many(rate="5"), "rate is '5'"),
         (lambda client: client.pause(target=5), "target is a int"),
         (lambda client: client.pause(lane="l", reason=5), "reason is a int"),
-        (lambda client: client.pause(lane="l", who=None), "who is a NoneType"),
+        (lambda client: client.pause(lane="l", by=None), "by is a NoneType"),
         (lambda client: client.pause(lane="l", until=1 << 70), "until is .* which looks like nanoseconds"),
         (lambda client: client.pause(lane="l", until=1_893_488_400), "until is 1893488400, which looks like seconds"),
         (lambda client: client.reschedule("a", at=1_893_488_400), SECONDS),
@@ -245,6 +245,9 @@ async def test_old_names_of_a_range_are_accepted_with_a_warning(client: Client) 
     assert said[0].filename == __file__
     with pytest.warns(DeprecationWarning, match="before= is due_before= now"):
         assert (await client.count(**early)).pending == 1
+    whose: Any = {"who": "ann"}
+    with pytest.warns(DeprecationWarning, match="who= is by= now"):
+        assert (await client.pause(lane="l", **whose)).who == "ann"
     with pytest.raises(InvalidInput, match="give due_after alone"):
         await client.list(due_after=10**12, **late)
 

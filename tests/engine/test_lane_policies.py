@@ -230,7 +230,7 @@ async def test_lanes_that_flow_have_no_head(ticker: Ticker) -> None:
 
 
 async def test_a_paused_lane_is_shown_and_resumed_like_a_parked_one(ticker: Ticker) -> None:
-    await ticker.client.pause(lane="a", reason="stocktaking", who="ops", for_="1h")
+    await ticker.client.pause(lane="a", reason="stocktaking", by="ops", for_="1h")
     await put(ticker)
     await ticker.advance(seconds=3)
     [held] = await ticker.client.lanes()

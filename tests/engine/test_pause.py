@@ -26,7 +26,7 @@ def values(deliveries: list[Delivery]) -> list[Any]:
 
 async def test_a_paused_target_holds_its_tasks_and_no_others(ticker: Ticker, store: Store) -> None:
     client = ticker.client
-    await client.pause(target="kafka:a", reason="deploy", who="ops")
+    await client.pause(target="kafka:a", reason="deploy", by="ops")
     await client.put_many(Task(f"kafka:{name}", f"{name}{n}", after=f"{n}s") for n in range(5) for name in "ab")
     assert sorted(values(await ticker.advance(seconds=10))) == [f"b{n}" for n in range(5)]
     assert (await balance(store)).spilled == 5
@@ -113,7 +113,7 @@ async def test_the_retry_of_a_head_waits_for_a_pause_too(tickers: Tickers, store
 
 async def test_a_pause_that_drops_leaves_dead_letters(ticker: Ticker, store: Store) -> None:
     client = ticker.client
-    await client.pause(target="log:", mode="drop", reason="maintenance", who="ops")
+    await client.pause(target="log:", mode="drop", reason="maintenance", by="ops")
     await client.put("log:", "x", id="x", after="1s")
     cancelled = await client.put("log:", "c", after="1s")
     await client.put_many(Task("log:", n, after="1s", lane="a") for n in range(3))

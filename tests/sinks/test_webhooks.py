@@ -418,7 +418,7 @@ async def test_a_target_that_410_disabled_stays_so_after_a_restart(
 async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers, store: Store, sink: HttpSink) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
         ticker = await tickers(sinks=gone_target(sink, receiver.url))
-        await ticker.client.pause(target="target:shop", reason="they move house", who="ops")
+        await ticker.client.pause(target="target:shop", reason="they move house", by="ops")
         ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")  # begun before it was paused
         ticker.engine.pauses.disable("https://shop.example/*", "an address may be that of many")
         await ticker.turn()
@@ -451,7 +451,7 @@ async def test_a_pause_that_a_node_did_not_make_is_not_told_as_its_own(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))
-    await ticker.client.pause(target="target:shop", who="ops")
+    await ticker.client.pause(target="target:shop", by="ops")
     ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")  # begun before it was paused
     await ticker.turn()
     assert (await read_audit(store)).changes == []

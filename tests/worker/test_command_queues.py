@@ -54,7 +54,7 @@ async def test_a_paused_queue_holds_its_commands_back(
     tickers: Tickers, store: Store, queue: str, held: str, free: str
 ) -> None:
     ticker = await tickers(workers=True, options=EngineOptions(command_queues=OWN))
-    await ticker.client.pause(queue=queue, who="ops", reason="disk is full")
+    await ticker.client.pause(queue=queue, by="ops", reason="disk is full")
     await ticker.client.put(held, id="held", after="1s")
     await ticker.client.put(free, after="1s")
     await ticker.advance(seconds=5)
@@ -68,7 +68,7 @@ async def test_a_paused_queue_holds_its_commands_back(
 
 async def test_a_pause_that_drops_a_queue_drops_its_commands(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(workers=True, options=EngineOptions(command_queues=OWN))
-    await ticker.client.pause(queue="commands", mode="drop", who="ops")
+    await ticker.client.pause(queue="commands", mode="drop", by="ops")
     for target in ("command:backup", "command:report"):
         await ticker.client.put(target, after="1s")
     await ticker.advance(seconds=5)

@@ -170,7 +170,7 @@ async def add_pause(call: Call) -> Answer:
         lane=wanted.lane,
         mode=wanted.mode,
         reason=wanted.reason,
-        who=call.who[:500],
+        by=call.who[:500],
         until=until_ms,
         for_=wanted.for_,
     )

@@ -39,14 +39,15 @@ class Times(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dst_overlap: str | UnsetType = UNSET
 
 
-class Preview(Times, forbid_unknown_fields=True, kw_only=True):
-    """`name` decides where H falls; `after` is where to begin, now when it is left out.
+class Preview(Times, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+    """`name` decides where H falls; `from` is where to begin, now when it is left out. `after` is its old name.
 
     With a `target` it is also told how long one run may take, and whether that is longer than until the next.
     """
 
     name: str = "preview"
     count: int = 10
+    from_: Moment | None = None
     after: Moment | None = None
     target: str | UnsetType = UNSET
     retry: str | dict[str, Any] | UnsetType | None = UNSET
@@ -259,10 +260,11 @@ async def preview_schedule(call: Call) -> Answer:
     if not 1 <= wanted.count <= MOST_RUNS:
         raise Problem("invalid", f"count is {wanted.count}; it must lie between 1 and {MOST_RUNS}")
     home = call.client.schedules.timezone
-    fields = given(wanted, home, leave=("name", "count", "after"))
+    fields = given(wanted, home, leave=("name", "count", "from_", "after"))
     now_ms = call.client.store.clock.now_ms()
-    if wanted.after is not None:
-        now_ms = instant(wanted.after, "after", fields.get("timezone", home))
+    begin = wanted.after if wanted.from_ is None else wanted.from_
+    if begin is not None:
+        now_ms = instant(begin, "from", fields.get("timezone", home))
     definition = call.client.schedules.define(wanted.name, **{"target": "null:", **fields})
     terms = None if wanted.target is UNSET else _terms(call, definition)
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)

@@ -202,7 +202,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "schedule resume": ("mainspring schedule resume nightly",),
     "schedule trigger": ("mainspring schedule trigger nightly",),
     "schedule backfill": (
-        "mainspring schedule backfill nightly --from 2030-01-01T00:00:00Z --to 2030-01-08T00:00:00Z --dry-run",
+        "mainspring schedule backfill nightly --start 2030-01-01T00:00:00Z --end 2030-01-08T00:00:00Z --dry-run",
     ),
     "schedule preview": (
         "mainspring schedule preview '0 9 * * MON-FRI' --tz Asia/Tokyo --count 5",
@@ -303,7 +303,7 @@ def naming_options(command: Any) -> Any:
     return command
 
 
-_OLD: Final = frozenset({"--after", "--before", "--gap", "--overlap"})
+_OLD: Final = frozenset({"--after", "--before", "--from", "--gap", "--overlap", "--to", "--who"})
 """Second names of options that go with the next release: `task list --after` is `--due-after` now."""
 
 

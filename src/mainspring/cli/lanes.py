@@ -186,7 +186,7 @@ Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 def pause(
     everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
     reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
-    who: Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")] = None,
+    by: Annotated[str | None, typer.Option("--by", "--who", help="Who; default is the user of this machine.")] = None,
     for_: Annotated[str | None, typer.Option("--for", help="End by itself after this long: 30m, 1h.")] = None,
     until: Annotated[str | None, typer.Option(help="End by itself at this time.")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Drop what comes due meanwhile into the dead letters.")] = False,
@@ -200,7 +200,7 @@ def pause(
         load(redis_url, data_dir, namespace, config),
         lambda client: client.pause(
             target=target, queue=queue, lane=lane, mode=mode, reason=reason,
-            who=user() if who is None else who, until=when_of(until), for_=for_,
+            by=user() if by is None else by, until=when_of(until), for_=for_,
         ),
     )  # fmt: skip
     if json:

@@ -285,8 +285,8 @@ def trigger(
 @app.command()
 def backfill(
     name: ScheduleName,
-    start: Annotated[str, typer.Option("--from", help="The first time, included.")],
-    end: Annotated[str, typer.Option("--to", help="The last time, not included.")],
+    start: Annotated[str, typer.Option("--start", "--from", help="The first time, included.")],
+    end: Annotated[str, typer.Option("--end", "--to", help="The last time, not included.")],
     rate: Annotated[float | None, typer.Option(help="At most this many runs a second.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,

@@ -612,6 +612,7 @@ class PauseOperations:
     @abstractmethod
     def _mover(self) -> tuple[Finder, Intake]: ...
 
+    @_renamed(who="by")
     async def pause(
         self,
         *,
@@ -620,7 +621,7 @@ class PauseOperations:
         lane: str | None = None,
         mode: Mode = "hold",
         reason: str = "",
-        who: str = "",
+        by: str = "",
         until: When | None = None,
         for_: Delay | None = None,
     ) -> Pause:
@@ -628,7 +629,7 @@ class PauseOperations:
 
         - `mode`: with "hold" tasks wait and go out afterwards, in order; with "drop" those that come due meanwhile
           become dead letters.
-        - `reason`, `who`: texts that are shown with the pause.
+        - `reason`, `by`: texts that are shown with the pause.
 
         A delivery that has begun when a node hears of the pause is not called back. A new pause of the same replaces
         the old. Returns the pause. Raises InvalidInput.
@@ -640,7 +641,7 @@ class PauseOperations:
         if until is not None:
             until_ms = instant_ms(until, field="until")
             check_horizon(until_ms, now_ms, field="until")
-        texts = check_text(reason, "reason"), check_text(who, "who")
+        texts = check_text(reason, "reason"), check_text(by, "by")
         pause = Pause(Scope.of(target, queue, lane), mode, *texts, now_ms, until_ms).check()
         await lanes.write_pause(self.store, pause)
         return pause

@@ -716,11 +716,11 @@ class RemoteClient:
         lane: str | None = None,
         mode: Mode = "hold",
         reason: str = "",
-        who: str = "",
+        by: str = "",
         until: When | None = None,
         for_: Delay | None = None,
     ) -> Pause:
-        del who  # the API knows who calls
+        del by  # the API knows who calls
         scope = _scope(target, queue, lane) | {"for": for_}
         return _pause(self.api.post(_PAUSES, **scope, mode=mode, reason=reason, until=moment_of(until)))
 

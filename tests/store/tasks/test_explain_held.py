@@ -15,7 +15,7 @@ Tickers = Callable[..., Awaitable[Ticker]]
 
 async def test_a_paused_task_says_by_whom_since_when_why_and_until_when(ticker: Ticker) -> None:
     client, now_ms = ticker.client, ticker.clock.now_ms()
-    await client.pause(target="log:", reason="deploy", who="ops", for_="1h")
+    await client.pause(target="log:", reason="deploy", by="ops", for_="1h")
     await client.put("log:", id="x", after="1s")
     await client.put("log:", id="later", after="2h")
     await ticker.advance(seconds=5)
