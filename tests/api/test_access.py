@@ -10,6 +10,7 @@ import pytest
 from mainspring.api import app
 from mainspring.api.routes import Route
 from mainspring.client.client import Client
+from mainspring.client.dead_letters import DeadLetters
 from mainspring.config.config import Config
 from mainspring.model.access import RIGHTS, Right, Role, new_token
 from mainspring.model.dead_letter import ReplaySummary
@@ -703,11 +704,11 @@ async def test_a_replaced_task_is_written_down_though_the_put_was_not_confirmed(
 async def test_what_was_done_before_it_failed_is_written_down(
     api: Api, monkeypatch: pytest.MonkeyPatch, route: str, done: dict[str, int]
 ) -> None:
-    async def two_and_no_more(_: Client, *, progress: Callable[[Any], None], **_options: object) -> None:
+    async def two_and_no_more(_: DeadLetters, *, progress: Callable[[Any], None], **_options: object) -> None:
         progress(2 if route == "drop" else ReplaySummary(False, replayed=2))
         raise OutOfMemory("the server is full")
 
-    monkeypatch.setattr(Client, f"dead_{route}_many", two_and_no_more)
+    monkeypatch.setattr(DeadLetters, f"{route}_many", two_and_no_more)
     api.token = await api.key("operator")
     assert (await api.post(f"/v1/dead:{route}", {"target": "null:"})).problem == "out-of-memory"
     [change] = await changes(api)

@@ -173,8 +173,10 @@ async def test_a_trigger_repeated_with_its_idempotency_key_runs_once(api: Api) -
 
 
 async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
-    body = {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 4, "after": "2026-03-27T12:00:00Z"}
+    body = {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 4, "from": "2026-03-27T12:00:00Z"}
     told = (await api.post("/v1/schedules:preview", body)).json
+    old = {"after" if word == "from" else word: value for word, value in body.items()}
+    assert (await api.post("/v1/schedules:preview", old)).json == told
     assert told["runs"][0] == "2026-03-28T02:30:00+01:00"
     assert told["runs"][1].startswith("2026-03-29T03:")  # 02:30 does not exist on that day
     assert any("clock" in warning or "02:30" in warning for warning in told["warnings"])

@@ -5,6 +5,7 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring.client.client import Client
@@ -29,6 +30,9 @@ async def api(server: Server) -> AsyncIterator[Api]:
     server.call("FLUSHALL")
 
 
+LATER_TEXT = "2030-03-17T17:46:40.000Z"
+
+
 async def put(api: Api, **fields: Any) -> Answer:
     return await api.post("/v1/tasks", {"target": "null:", "at": LATER} | fields)
 
@@ -50,6 +54,30 @@ async def test_a_new_task_is_201_with_its_place_and_can_be_looked_at_there(api: 
     assert found.json["payload"] == {"order": 42, "sum": 1.5}
     assert (found.json["lane"], found.json["expires_ms"]) == ("shop 1", LATER + 3_600_000)
     assert (found.json["retry"], found.json["timeout_ms"]) == ("3", 5_000)
+
+
+async def test_instants_are_answered_as_text_too_and_payloads_are_left_alone(api: Api) -> None:
+    payload = {"due_ms": 5, "tasks": [{"since_ms": LATER}]}
+    made = await put(api, id="a", payload=payload, expires="1h")
+    assert made.json["due"] == LATER_TEXT
+    found = (await api.get("/v1/tasks/a")).json
+    assert (found["due_ms"], found["due"], found["payload"]) == (LATER, LATER_TEXT, payload)
+    assert (found["expires"], found["since_ms"], found["since"]) == ("2030-03-17T18:46:40.000Z", None, None)
+    assert (await api.get("/v1/tasks")).json["tasks"] == [found]
+    assert (await api.get("/v1/tasks/a/explain")).json["due"] == LATER_TEXT
+    moved = await api.post("/v1/tasks/a/reschedule", {"at": LATER + 1})
+    assert moved.json["due"] == "2030-03-17T17:46:40.001Z"
+    paused = (await api.post("/v1/pauses", {"queue": "mail", "until": LATER})).json
+    assert paused["until"] == LATER_TEXT
+    assert (await api.get("/v1/pauses")).json["pauses"] == [paused]
+
+
+async def test_hot_answers_have_the_milliseconds_alone(api: Api) -> None:
+    tick = await api.post("/ticks", {"item": "a", "at": LATER})
+    assert (tick.json["due_ms"], "due" in tick.json) == (LATER, False)
+    line = {"target": "null:", "at": LATER}
+    batch = await api.call("POST", "/v1/tasks:batch", msgspec.json.encode(line), content_type="application/x-ndjson")
+    assert (batch.lines[0]["due_ms"], "due" in batch.lines[0]) == (LATER, False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from .. import __version__
-from .asgi import NOSNIFF, PREFIX, PROBLEMS, Answer, Header, Problem, answer
+from .asgi import INSTANTS, NOSNIFF, PREFIX, PROBLEMS, Answer, Header, Problem, answer
 from .routes import Call, Route
 
 _REF: Final = "#/components/schemas/{name}"
@@ -32,6 +32,10 @@ _ABOUT: Final = (
 )
 
 
+_BARE: Final = ("Accepted", "LineAnswer")
+"""Answers of ticks and lines of a batch: too many to write their times twice."""
+
+
 class ProblemDocument(msgspec.Struct):
     """RFC 9457."""
 
@@ -51,6 +55,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
+    _add_times(components)
     for query in {route.query for route in routes if route.query is not None}:
         components.pop(query.__name__, None)
     return {
@@ -62,6 +67,16 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "msk_…"}},
         },
     }
+
+
+def _add_times(components: dict[str, Any]) -> None:
+    """Describe the texts that `with_times` adds."""
+    text = {"type": "string", "format": "date-time"}
+    for name, shape in components.items():
+        properties = shape.get("properties", {})
+        for field in sorted(INSTANTS & properties.keys()) if name not in _BARE else ():
+            kind = {"anyOf": [text, {"type": "null"}]} if "anyOf" in properties[field] else text
+            properties.setdefault(field.removesuffix("_ms"), kind)
 
 
 def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -316,7 +316,8 @@ class RemoteDeadLetters:
             if cursor is None:
                 break
         for letter in reversed(letters):
-            write(msgspec.json.encode(letter) + b"\n")
+            # Times in milliseconds alone, as an export from the server has them.
+            write(msgspec.json.encode({k: v for k, v in letter.items() if k not in ("died", "due")}) + b"\n")
         return len(letters)
 
     async def list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
@@ -750,4 +751,5 @@ def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str,
 
 
 def _pause(answer: dict[str, Any]) -> Pause:
-    return Pause(**(answer | {"scope": Scope.parse(answer["scope"])}))
+    fields = {name: answer[name] for name in ("mode", "reason", "who", "since_ms", "until_ms")}
+    return Pause(Scope.parse(answer["scope"]), **fields)

@@ -132,7 +132,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         """Read a result as the HTTP API sends it."""
         output, response = told["output"], told["response"]
         return cls(
-            **told
+            **{name: told[name] for name in cls.__struct_fields__ if name in told}
             | {
                 "log": tuple(told["log"]),
                 "output": None if output is None else Output.from_dict(output),
