@@ -114,7 +114,7 @@ async def test_a_handler_that_hangs_does_not_hold_up_the_stop(caplog: pytest.Log
     failures = Failures(handler)
     failures.report(failure(1))
     await failures.aclose(timeout_s=0.01)
-    assert "the error handler did not see" in caplog.text
+    assert "the error handler has not seen" in caplog.text
 
 
 # -- without a handler ------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ async def test_a_parked_lane_is_an_error_and_no_death(caplog: pytest.LogCaptureF
     await failures.aclose()
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert caplog.records[0].getMessage() == (
-        "task task-0 to http://shop.example/hook?… failed, and its lane user 0 is parked until somebody acts: HTTP 503"
+        "task task-0 to http://shop.example/hook?… failed, and its lane user 0 is parked until someone acts: HTTP 503"
     )
     assert "3 more lanes were parked" in caplog.records[-1].getMessage()
 

@@ -40,7 +40,7 @@ class Loop:
         self._max_backoff_s = max_backoff_s
         self._last = False
         self.failures = 0
-        """Failed steps in a row; 0 when the last one went well."""
+        """Failed steps in a row; 0 if the last one succeeded."""
 
     def wake(self) -> None:
         self._wake.set()
@@ -64,7 +64,7 @@ class Loop:
 
     @property
     def crashed(self) -> BaseException | None:
-        """The error that ended the loop; such an error is a bug, and the node must not pretend to be well."""
+        """The error that ended the loop; it is a bug, and the node must not report itself healthy."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()
@@ -75,10 +75,10 @@ class Loop:
             try:
                 wait_s = await self._step()
                 if self.failures:
-                    loop_log.info("%s: going on after %d failed attempts", self._name, self.failures)
+                    loop_log.info("%s: recovered after %d failed attempts", self._name, self.failures)
                 self.failures = 0
             except WrongFormat:
-                raise  # no wait mends it: another count of partitions, or a later format, is there to stay
+                raise  # waiting does not help: a different partition count or a later format is permanent
             except StoreError as error:
                 self.failures += 1
                 wait_s = min(self._max_backoff_s, self._min_backoff_s * 2 ** min(self.failures, 6))
@@ -101,24 +101,24 @@ QUIET_S: Final = 10.0
 """Seconds after the first logged failure of a receiver in which further failures are only counted."""
 
 FIRST_DEAD: Final = 5
-"""Dead tasks that are logged one by one before they are summed up: somebody may be waiting for each."""
+"""Dead tasks logged one by one before they are summed up: someone may be waiting for each."""
 
 FIRST_RUNS: Final = 100
 """Failed runs of one handler, with one exception from one line, that are logged before the rest is summed up."""
 
 TRACE_EVERY_S: Final = 60.0
-"""A traceback is logged once in so long for each handler or receiver, exception type and line."""
+"""Seconds between logged tracebacks of the same handler or receiver, exception type and line."""
 
 _RUNS: Final = ("queue:", "command:")
-"""Targets of what workers run."""
+"""Prefixes of targets that workers run."""
 
 _MOST_RECEIVERS: Final = 1_000
 _MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died", "parked": "lanes were parked"}
 
 
 class FailureLog:
-    """Logs failures when there is no error handler: each run of a handler up to a bound, the first of a receiver, and
-    then one sum every few seconds.
+    """Logs failures if there is no error handler: runs of a handler one by one up to a bound, the first failure of a
+    receiver, and then a sum every few seconds.
 
     A failure that is retried is a warning; a dead task, or one that parks its lane, is an error. `redacted` keeps texts
     of receivers and handlers out of the log: they may contain what the receiver was sent.
@@ -128,7 +128,7 @@ class FailureLog:
         self._redacted = redacted
         self._open: dict[tuple[str, str], _Tally] = {}
         self._traced: dict[tuple[str, str], float] = {}
-        """When the traceback of a receiver's exception was logged; the latest last."""
+        """When the traceback of each exception was last logged; the latest last."""
 
     def take(self, failure: Failure) -> None:
         receiver, most = self._throttle(failure)
@@ -165,7 +165,7 @@ class FailureLog:
                 escape(last.id), self._why(last),
                 extra={"task": last.id, "target": receiver_of(last.target)})  # fmt: skip
         if again:
-            # It went on failing: the next sum comes after another pause, without a first line in between.
+            # It kept failing: log the next sum after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
             fresh.seen = FIRST_RUNS
             fresh.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
@@ -181,7 +181,7 @@ class FailureLog:
         return escape((failure.brief if self._redacted else "") or failure.error)
 
     def _trace(self, failure: Failure, receiver: str) -> BaseException | None:
-        """Return what to print the traceback of. A sink that knows what went wrong leaves none."""
+        """Return the exception whose traceback to print. A sink that knows what went wrong leaves none."""
         error = failure.exception
         if error is None or error.__traceback__ is None:
             return None
@@ -207,7 +207,7 @@ class FailureLog:
             )  # fmt: skip
         elif failure.outcome == "parked":
             log.error(
-                "task %s to %s failed, and its lane %s is parked until somebody acts: %s", id, target,
+                "task %s to %s failed, and its lane %s is parked until someone acts: %s", id, target,
                 escape(failure.lane or ""), why, exc_info=trace, extra=about,
             )  # fmt: skip
         else:
@@ -229,7 +229,7 @@ class _Tally:
 
 
 ROOM: Final = 10_000
-"""Failures that wait for a slow handler at most; further ones are counted and not shown to it."""
+"""Most failures waiting for a slow handler; further ones are counted but not passed to it."""
 
 BITE: Final = 500
 """Failures handed to the thread of a plain function at once."""
@@ -238,7 +238,7 @@ SAY_EVERY_S: Final = 10.0
 
 
 class Failures:
-    """Shows failures to the handler one after the other; deliveries never wait for it."""
+    """Passes failures to the handler one after the other; deliveries never wait for it."""
 
     def __init__(self, handler: ErrorHandler | None = None, *, room: int = ROOM, redacted: bool = False) -> None:
         self._handler = handler
@@ -249,11 +249,11 @@ class Failures:
         self.retries = 0
         self.deaths = 0
         self.dropped = 0
-        """Failures that the handler was too slow to see."""
+        """Failures that were not passed to the handler because it was too slow."""
         self._said_s = -SAY_EVERY_S
 
     def report(self, failure: Failure) -> None:
-        """Note a failure; returns at once."""
+        """Queue a failure; return at once."""
         if failure.outcome == "dead":
             self.deaths += 1
         else:
@@ -273,13 +273,13 @@ class Failures:
             await asyncio.wait([self._worker])
 
     async def aclose(self, timeout_s: float = 5.0) -> None:
-        """Give the handler a little time for what waits; then say how much it did not see."""
+        """Give the handler a little time for waiting failures; then log how many it did not see."""
         self._log.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.seen()
         if self._worker is not None and not self._worker.done():
-            log.warning("the error handler did not see %d failures before the stop", len(self._queue))
+            log.warning("stopping: the error handler has not seen %d failures", len(self._queue))
             self._worker.cancel()
             await asyncio.wait([self._worker])
 
@@ -310,7 +310,7 @@ def _is_async(handler: ErrorHandler) -> bool:
 def _called(handler: ErrorHandler, failure: Failure) -> Awaitable[None] | None:
     try:
         return handler(failure)
-    except BaseException:  # also one that wants to end the program: the node has other work
+    except BaseException:  # including SystemExit: a handler must not end the node
         log.exception("the error handler failed on task %s", failure.id, extra={"task": failure.id})
         return None
 
@@ -330,13 +330,13 @@ async def _await_all(answers: Sequence[Awaitable[None] | None]) -> None:
 
 
 async def _in_thread(handler: ErrorHandler, failures: list[Failure]) -> list[Awaitable[None] | None]:
-    """A thread of its own, which does not keep the process from ending: a handler may hang for good."""
+    """Run the handler in a daemon thread, so that a handler that hangs cannot keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[Awaitable[None] | None]] = loop.create_future()
 
     def run() -> None:
         answers = [_called(handler, failure) for failure in failures]
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(_answer, done, answers)
 
     threading.Thread(target=run, name="mainspring-error-handler", daemon=True).start()

@@ -167,7 +167,7 @@ async def test_explain_prints_one_sentence_or_json(server: Server, ticker: Ticke
     assert (found["code"], found["reason"], found["lane"]) == ("dead", "no kafka:a", "l")
     unknown = await explain(server, "nobody")
     assert unknown.exit_code == 1
-    assert "Nobody knows this id" in unknown.stdout
+    assert "Unknown id" in unknown.stdout
 
 
 async def test_the_synchronous_client_has_the_same_calls(server: Server, ticker: Ticker) -> None:

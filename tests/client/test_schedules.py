@@ -479,7 +479,7 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
 async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand(
     ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.engine.dispatcher.PLANTS_A_CALL", 20)
+    monkeypatch.setattr("mainspring.engine.dispatcher.OCCURRENCES_A_CALL", 20)
     names = [f"job-{n}" for n in range(400)]
     await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
     assert await ticker.advance(seconds=9) == []

@@ -69,15 +69,15 @@ def test_roles_come_from_every_source_in_one_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said", "near"),
     [
-        ({"queue": {"mail": {"concurency": 3}}}, "concurency is not known of a queue", "concurrency"),
-        ({"queue": {"mail": {"retry": "5 bse=1s"}}}, "bse is not known of a retry policy", "base"),
-        ({"queue": {"mail": {"retry": {"retrys": 3}}}}, "retrys is not known of a retry policy", "retries"),
-        ({"targets": {"hook": {"ulr": "https://example.com/"}}}, "ulr is not known of a target", "url"),
-        ({"targets": {"hook": {"url": "https://example.com/", "timout": "1s"}}}, "timout is not known", "timeout"),
-        ({"targets": {"hook": {"url": "https://example.com/", "breker": "off"}}}, "breker is not known", "breaker"),
-        ({"targets": {"log": {"address": "log:", "retri": "3"}}}, "retri is not known of a target with", "retry"),
-        ({"commands": {"backup": {"argv": ["a"], "timeut": "1s"}}}, "timeut is not known of a command", "timeout"),
-        ({"breaker": {"failure_rte": 0.3}}, "failure_rte is not known of a breaker", "failure_rate"),
+        ({"queue": {"mail": {"concurency": 3}}}, "concurency is not a setting of a queue", "concurrency"),
+        ({"queue": {"mail": {"retry": "5 bse=1s"}}}, "bse is not a setting of a retry policy", "base"),
+        ({"queue": {"mail": {"retry": {"retrys": 3}}}}, "retrys is not a setting of a retry policy", "retries"),
+        ({"targets": {"hook": {"ulr": "https://example.com/"}}}, "ulr is not a setting of a target", "url"),
+        ({"targets": {"hook": {"url": "https://example.com/", "timout": "1s"}}}, "timout is not a setting", "timeout"),
+        ({"targets": {"hook": {"url": "https://example.com/", "breker": "off"}}}, "breker is not a setting", "breaker"),
+        ({"targets": {"log": {"address": "log:", "retri": "3"}}}, "retri is not a setting of a target with", "retry"),
+        ({"commands": {"backup": {"argv": ["a"], "timeut": "1s"}}}, "timeut is not a setting of a command", "timeout"),
+        ({"breaker": {"failure_rte": 0.3}}, "failure_rte is not a setting of a breaker", "failure_rate"),
     ],
 )
 def test_a_name_that_no_table_has_is_named_with_the_one_that_was_meant(

@@ -241,8 +241,8 @@ async def test_explain_says_that_the_breaker_is_open(ticker: Ticker, tickers: Ti
     await ticker.client.put("http://shop.example/", id="held", after="1s")
     await ticker.advance(seconds=2)
     told = await ticker.client.explain("held")
-    assert "circuit breaker of http://shop.example is open since" in told.text
-    assert "probed until it answers" in told.text
+    assert "circuit breaker of http://shop.example has been open since" in told.text
+    assert "probed until it responds" in told.text
 
 
 async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers: Tickers, store: Store) -> None:
@@ -269,10 +269,10 @@ async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers
     for name in ("plain", "in a lane"):
         found = await told(name)
         assert (found.code, found.until_ms) == ("breaker", first_ms)
-        assert f"the next probe goes out in {span(first_ms - ticker.clock.now_ms())} ({moment(first_ms)})" in found.text
+        assert f"the next probe is sent in {span(first_ms - ticker.clock.now_ms())} ({moment(first_ms)})" in found.text
         assert found.since_ms is not None
         assert found.reason is not None
-        assert "is open since" in found.reason
+        assert "has been open since" in found.reason
     await pass_time(ticker, 10)
     assert breaker.state == "open", "the probe has failed"
     assert breaker.next_ms > first_ms
@@ -284,7 +284,7 @@ async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers
     for name in ("plain", "in a lane"):
         found = await told(name)
         assert (found.code, found.until_ms) == ("breaker", None)
-        assert found.text.endswith("the backlog of http://shop.example goes out at a growing rate after it failed.")
+        assert found.text.endswith("the backlog of http://shop.example is delivered at a growing rate after it failed.")
 
 
 async def test_a_breaker_that_is_off_never_opens(tickers: Tickers, store: Store) -> None:

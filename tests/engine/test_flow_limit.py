@@ -196,11 +196,12 @@ def test_an_open_breaker_says_so_until_it_has_closed() -> None:
     code, text, until_ms = flow_limit.why()
     assert (code, until_ms) == ("breaker", 6_000)
     assert text == (
-        "the circuit breaker of http://a.example is open since 1970-01-01T00:00:01.000Z, and probed until it answers"
+        "the circuit breaker of http://a.example has been open since 1970-01-01T00:00:01.000Z,"
+        " and it is probed until it responds"
     )
     assert flow_limit.room(6_000, MOST) == 1
     flow_limit.take(6_000)
-    assert flow_limit.why()[1:] == (text.replace("probed until it answers", "probes are under way"), None)
+    assert flow_limit.why()[1:] == (text.replace("it is probed until it responds", "probes are in flight"), None)
     breaker.record(1, 0, 6_010)
     assert "growing rate" in flow_limit.why()[1]
     flow_limit.room(7_010, MOST)

@@ -70,7 +70,7 @@ async def test_a_policy_stays_with_a_task_that_is_moved_or_replayed(ticker: Tick
 
 
 async def test_a_wrong_policy_is_refused_before_anything_is_written(client: Client) -> None:
-    with pytest.raises(InvalidInput, match="bas is not known of a retry policy"):
+    with pytest.raises(InvalidInput, match="bas is not a setting of a retry policy"):
         await client.put("log:", retry="3 bas=1s")
     assert (await client.count()).pending == 0
 

@@ -12,7 +12,7 @@ from mainspring.engine.due import BeginCall
 from mainspring.engine.partition import Partition
 from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
-from mainspring.store.codec import INDEXED, LANE, RESENT, TOMB, entry
+from mainspring.store.codec import INDEXED, LANE, RESENT, TOMBSTONE, entry
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice
 
 START_MS = 1_800_000_000_000
@@ -80,9 +80,9 @@ def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
 
 def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
     live = live_slice()
-    tomb = row(0, 1, RESENT | TOMB)[:21]
-    live.absorb([tomb])
-    live.absorb([tomb, row(0, 1)])
+    tombstone = row(0, 1, RESENT | TOMBSTONE)[:21]
+    live.absorb([tombstone])
+    live.absorb([tombstone, row(0, 1)])
     assert taken(live) == []
 
 

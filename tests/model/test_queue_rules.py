@@ -43,7 +43,7 @@ def test_a_lane_policy_of_a_queue_that_makes_no_sense_is_refused(policy: object,
 
 
 def test_a_lane_policy_that_is_misspelt_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"mail: lane_polcy is not known of a queue; .*lane_policy"):
+    with pytest.raises(ConfigError, match=r"mail: lane_polcy is not a setting of a queue; .*lane_policy"):
         Config.load({}, {"MAINSPRING_QUEUE": '{"mail": {"lane_polcy": "park"}}'})
 
 

@@ -109,4 +109,4 @@ def test_what_was_not_raised_or_has_no_words_is_no_trouble() -> None:
     assert trace_of(None) == ""
     assert trace_of(ValueError("not raised")) == ""
     assert "Mute" in trace_of(raised(Mute()))
-    assert describe(Mute()) == "Mute, which cannot be put into words"
+    assert describe(Mute()) == "Mute, whose message cannot be read"

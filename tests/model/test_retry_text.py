@@ -61,7 +61,7 @@ def test_durations_may_be_timedeltas_in_code() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_atempts=3", "max_atempts is not known of a retry policy; there are max_attempts, retries, base"),
+        ("max_atempts=3", "max_atempts is not a setting of a retry policy; use max_attempts, retries, base"),
         ("3 base=5", "base: '5' is not a delay"),
         ("nonsense", "'nonsense' is not name=value"),
         ("429=retry:soon", "on 429: 'soon' is not a delay"),
@@ -88,7 +88,7 @@ def test_a_wrong_line_is_refused_with_the_reason(text: str, message: str) -> Non
         ({"on": {"429": "later"}}, "on 429: 'later' is not an action; write 'dead', 'retry' or 'retry 30s'"),
         ({"on": {"429": 5}}, "on 429: 5 is not an action"),
         ({"on": 3}, "on: expected a table of rules"),
-        ({"times": 3}, "times is not known of a retry policy"),
+        ({"times": 3}, "times is not a setting of a retry policy"),
     ],
 )
 def test_a_wrong_table_is_refused_with_the_reason(table: dict[str, object], message: str) -> None:

@@ -22,10 +22,10 @@ def test_reasons_of_outcomes_can_be_written_whatever_they_say() -> None:
 def test_an_exception_is_told_even_if_it_cannot_tell_itself() -> None:
     assert describe(ValueError("bad \udce9")) == "ValueError: bad ?"
     assert describe(KeyError()) == "KeyError"
-    assert describe(Unspeakable()) == "Unspeakable, which cannot be put into words"
+    assert describe(Unspeakable()) == "Unspeakable, whose message cannot be read"
 
 
 def test_a_result_is_kept_without_what_cannot_be_written() -> None:
     kept = decode_result(Result("done", value="x\udce9", log=("y\udce9",)).encode())
     assert (kept.ending, kept.value, kept.log) == ("done", None, ())
-    assert "cannot be kept" in kept.reason
+    assert "cannot be stored" in kept.reason

@@ -35,7 +35,7 @@ from mainspring.model.errors import Conflict, StoreError, Unavailable
 from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict, Task
-from mainspring.store.codec import HEADER_BYTES, decode, is_tomb
+from mainspring.store.codec import HEADER_BYTES, decode, is_tombstone
 from mainspring.store.keys import Keyspace, Slice
 from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.redis.servers import Primary
@@ -610,8 +610,8 @@ def _open_rows(
     for i, row in enumerate(listed):
         if _bit(done or b"", i) or _bit(gone or b"", i):
             continue
-        if is_tomb(row):
-            assert len(row) > 4, "a tomb that nobody counts as cancelled or replaced"
+        if is_tombstone(row):
+            assert len(row) > 4, "a tombstone that nobody counts as cancelled or replaced"
             yield 0, Row(p, row[5:HEADER_BYTES], 0, 0, fired=False)  # the copy of a task that was sent again
             continue
         body = decode(row)

@@ -212,7 +212,7 @@ async def test_an_answer_that_cannot_be_kept_costs_the_answer_and_not_the_task(
                 server.call("CONFIG", "SET", "maxmemory", "0")
         assert {(await ticker.client.get(str(n))).state for n in range(99)} == {"done"}
         assert len(receiver.requests) == 99
-    assert sum("answers of webhooks are not kept" in record.message for record in caplog.records) == 1
+    assert sum("webhook responses were not stored" in record.message for record in caplog.records) == 1
 
 
 async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:
@@ -281,7 +281,7 @@ async def test_a_name_nobody_knows_is_tried_again_and_said_once(
 ) -> None:
     named = NamedSink(Targets({"odd": Plain("kafka:x"), "wrong": Webhook("https://a.example/")}), {"https": LogSink()})
     expected = {
-        "target:orders": "this node knows no target 'orders'; add [targets.orders] to its settings",
+        "target:orders": "this node has no target 'orders'; add [targets.orders] to its settings",
         "target:odd": "target 'odd' is kafka:x, and this node has no sink for it",
         "target:wrong": "target 'wrong': the sink for https: takes plain addresses only",
     }
@@ -473,7 +473,7 @@ async def test_a_full_server_that_takes_no_audit_entry_has_the_pause_all_the_sam
     ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")
     await ticker.turn()
     assert [one.scope.name for one in await ticker.client.pauses()] == ["target:shop"]
-    assert "the pause of target target:shop could not be written into the audit trail" in caplog.text
+    assert "the pause of target target:shop could not be recorded in the audit trail" in caplog.text
 
 
 async def test_a_node_that_stops_has_written_what_it_disabled(fleet: Fleet, store: Store, sink: HttpSink) -> None:

@@ -18,7 +18,7 @@ from mainspring.store.codec import (
     LANE,
     MARK_BYTES,
     RESENT,
-    TOMB,
+    TOMBSTONE,
     bin_head,
     decode,
     decode_many,
@@ -26,7 +26,7 @@ from mainspring.store.codec import (
     entry,
     forward_mark,
     header,
-    is_tomb,
+    is_tombstone,
     short_head,
     target_of_all,
     without_headers,
@@ -54,7 +54,7 @@ def test_an_entry_is_read_back_as_it_was_written(body: Body, offset_ms: int, fla
     row = entry(offset_ms, flags, IDH, body)
     assert decode(row) == body
     assert (int.from_bytes(row[:4], "big"), row[4], row[5:HEADER_BYTES]) == (offset_ms, flags, IDH)
-    assert not is_tomb(row)
+    assert not is_tombstone(row)
 
 
 @given(st.lists(bodies, max_size=20))
@@ -148,10 +148,10 @@ def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> No
 
 
 @pytest.mark.parametrize("payload", [b"1", b"123456"], ids=["short", "as long as an address"])
-@pytest.mark.parametrize("flags", [TOMB, TOMB | FORWARD, TOMB | RESENT, 255])
+@pytest.mark.parametrize("flags", [TOMBSTONE, TOMBSTONE | FORWARD, TOMBSTONE | RESENT, 255])
 def test_an_entry_with_a_body_is_no_tomb_whatever_its_flags_say(flags: int, payload: bytes) -> None:
     assert len(entry(7, 0, IDH, Body("log:", b"123456"))) == MARK_BYTES
-    assert not is_tomb(entry(7, flags, IDH, Body("log:", payload)))
+    assert not is_tombstone(entry(7, flags, IDH, Body("log:", payload)))
 
 
 def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
@@ -163,10 +163,10 @@ def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
 
 def test_a_tomb_is_four_bytes_or_carries_its_flag_and_no_body() -> None:
     row = entry(7, 0, IDH, Body("log:", b"1"))
-    assert is_tomb(IDH[:4])
-    assert is_tomb(row[:4] + bytes((TOMB | RESENT,)) + row[5:HEADER_BYTES])
-    assert is_tomb(forward_mark(row) + Address(0, Slice(1000, 1_800_000_000_000), 1, 2).pack())
-    assert not is_tomb(forward_mark(row)), "it has lost its address"
-    assert not is_tomb(b"")
-    assert not is_tomb(b"\xff" * 20)
+    assert is_tombstone(IDH[:4])
+    assert is_tombstone(row[:4] + bytes((TOMBSTONE | RESENT,)) + row[5:HEADER_BYTES])
+    assert is_tombstone(forward_mark(row) + Address(0, Slice(1000, 1_800_000_000_000), 1, 2).pack())
+    assert not is_tombstone(forward_mark(row)), "it has lost its address"
+    assert not is_tombstone(b"")
+    assert not is_tombstone(b"\xff" * 20)
     assert header(IDH[:4]) == IDH[:4]

@@ -118,7 +118,7 @@ def test_an_entry_is_read_as_documented(row: dict[str, Any]) -> None:
     assert (data[4], data[5:21].hex()) == (row["flags"], row["idh"])
     body = codec.decode(data)
     assert body == _body(row)
-    assert not codec.is_tomb(data)
+    assert not codec.is_tombstone(data)
     stands = Slice.parse(row["slice"]).start_ms + row["offset_ms"]
     assert (stands if body.due_ms is None else body.due_ms) == row["due_ms"]
 
@@ -186,7 +186,7 @@ def unpack(data: bytes) -> tuple[Any, bytes]:
 @each("tombs", "says")
 def test_a_tomb_is_recognised_and_still_proves_what_stood_there(row: dict[str, Any]) -> None:
     was, tomb = bytes.fromhex(row["was"]), bytes.fromhex(row["hex"])
-    assert codec.is_tomb(tomb)
+    assert codec.is_tombstone(tomb)
     assert codec.header(tomb) in (codec.header(was), codec.header(was)[4:8])
     if row["moved_to"] is not None:
         assert tomb[4] & codec.FORWARD
@@ -202,7 +202,7 @@ def test_the_idempotency_key_is_safe_in_a_header(row: dict[str, Any]) -> None:
     assert key.count("/") == (3 if "lane" in row else 2)
 
 
-FLAGS = [("INDEXED", 1), ("LANE", 2), ("RESENT", 4), ("TOMB", 8), ("FORWARD", 16)]
+FLAGS = [("INDEXED", 1), ("LANE", 2), ("RESENT", 4), ("TOMBSTONE", 8), ("FORWARD", 16)]
 
 
 @pytest.mark.parametrize(("name", "value"), FLAGS)

@@ -170,7 +170,7 @@ async def test_explain_names_the_queue_and_the_worker(ticker: Ticker, worker: Ha
     running = await ticker.client.explain(found)
     assert (running.code, running.worker) == ("running", "w1")
     await ticker.client.cancel(found)
-    assert "told to stop it" in (await ticker.client.explain(found)).text
+    assert "asked to stop" in (await ticker.client.explain(found)).text
     await worker.end(job)
     assert (await ticker.client.explain(found)).code == "done"
 

@@ -229,7 +229,7 @@ def test_rules_of_queues_are_read_and_written_the_same() -> None:
     [
         (
             {"mail": {"speed": 3}},
-            "mail: speed is not known of a queue; there are rate, concurrency, retry, lane_policy",
+            "mail: speed is not a setting of a queue; use rate, concurrency, retry, lane_policy",
         ),
         ({"mail": {"concurrency": "3"}}, "mail: concurrency: expected a whole number"),
         ({"mail": {"concurrency": 0}}, "mail: concurrency is 0"),

@@ -187,7 +187,7 @@ async def test_texts_that_are_none_harm_neither_the_worker_nor_other_tasks(
     assert (logged.ending, logged.log) == ("done", ("bad ?",))
     reasons = [(await place.client.run_result(f"s{n}", timeout=60)).reason for n in (1, 2)]
     assert "ValueError: bad ?" in reasons[0]
-    assert "Unspeakable, which cannot be put into words" in reasons[1]
+    assert "Unspeakable, whose message cannot be read" in reasons[1]
 
 
 async def test_a_rule_by_exception_type_knows_a_timeout(place: Place) -> None:
@@ -655,7 +655,7 @@ async def test_an_answer_that_cannot_be_kept_does_not_fail_the_task(place: Place
 
     await place.worker(Handler(odd, queue="q", result_ttl="1m"), Handler(large, queue="q", result_ttl="1m"))
     handle = await place.client.put("queue:q/odd")
-    with pytest.raises(MainspringError, match="is done, but the handler's answer cannot be kept"):
+    with pytest.raises(MainspringError, match="is done, but the handler's return value cannot be stored"):
         await handle.result(timeout=60)
     with pytest.raises(MainspringError, match="too large to be kept"):
         await (await place.client.put("queue:q/large")).result(timeout=60)

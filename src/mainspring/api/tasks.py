@@ -117,7 +117,7 @@ def is_simple(text: bytes) -> bool:
 
 def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
     if at is not None and after is not None:
-        raise InvalidInput("both at and after are given; say one of them")
+        raise InvalidInput("both at and after are given; give one of them")
     due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
     check_horizon(due_ms, now_ms)
     return due_ms

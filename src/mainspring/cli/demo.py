@@ -43,7 +43,7 @@ def ticks(
 ) -> None:
     """Post random ticks, fire them into Kafka, read them there; add it all up at the end. Ctrl-C ends it early."""
     if kafka is not None and embedded:
-        raise InvalidInput("--kafka names brokers and --embedded starts one; say one of them")
+        raise InvalidInput("--kafka names brokers and --embedded starts one; give one of them")
     plan = DemoPlan(
         ids=ids,
         within_ms=delay_ms(within, field="within"),

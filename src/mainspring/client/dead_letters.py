@@ -180,7 +180,7 @@ class DeadLetters:
 
     async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:
-            raise InvalidInput("both at and after are given; say one of them")
+            raise InvalidInput("both at and after are given; give one of them")
         now_ms = await self._store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
         check_horizon(due_ms, now_ms)

@@ -1,4 +1,4 @@
-"""Deliveries in flight: due tasks go to their sinks, and their answers are noted for the next commit."""
+"""Deliveries in flight: due tasks go to their sinks, and outcomes are recorded for the next commit."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class Answers:
         self._failing = False
 
     async def deliver(self, sink: Sink, group: Sequence[Flight], batch: DeliveryBatch) -> Sequence[Outcome]:
-        """What the sink says, once the answers among it are written."""
+        """Return the sink's outcomes, once the responses in them are stored."""
         outcomes = await sink.deliver(batch)
         if len(outcomes) == len(group) and (kept := self._kept(group, outcomes)):
             await self._keep(kept)
@@ -61,12 +61,12 @@ class Answers:
         return kept
 
     async def _keep(self, kept: Sequence[KeptResult]) -> None:
-        """A full or absent server costs the answers, never the outcome: the tasks are done."""
+        """Store responses. If the server is full or absent they are lost, but the outcomes remain valid."""
         try:
             await keep_results(self._store, kept)
         except StoreError as error:
             if not self._failing:
-                log.warning("answers of webhooks are not kept: %s", error)
+                log.warning("webhook responses were not stored: %s", error)
             self._failing = True
         else:
             self._failing = False
@@ -89,13 +89,14 @@ def _is_waited_for(flight: Flight) -> bool:
 
 
 def _may_be_with_workers(flight: Flight) -> bool:
-    """A former owner has begun it, and in its lane it stays so until a worker's word, which may be there by now."""
+    """Return whether a worker may have the task: a former owner has begun it, and in its lane it stays fired until the
+    worker's ack arrives, which may be there by now."""
     to_workers = flight.body.lane is not None and flight.body.target.startswith(_TO_WORKERS)
     return to_workers and flight.live.to_redo(flight.index)
 
 
 def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int, int]:
-    """How many were done, failed in a way that says that the receiver is not well, and were refused for good."""
+    """Count the tasks that were done, failed in a way that says the receiver is unwell, and were refused for good."""
     done = outcomes.count(DONE)
     if done == len(outcomes):
         return done, 0, 0
@@ -124,7 +125,7 @@ def _runs(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
 
 
 def _nobody_holds() -> None:
-    """Deliveries without an engine: such tasks are tried again."""
+    """Do nothing: without an engine, such tasks are retried."""
 
 
 class Deliveries:
@@ -160,11 +161,13 @@ class Deliveries:
         self.unknown_scheme: Callable[[], None] = _nobody_holds
         """Called when no sink serves a task: later ones are held; the engine sets it."""
         self.pauses: PauseWatch | None = None
-        """Knows which tasks are not to be delivered at all, and hears of targets that want none; the engine sets it."""
+        """Knows which tasks must not be delivered, and learns which targets want none; set by the engine."""
 
     def start(self, flights: list[Flight], alike: str | None = None) -> None:
-        """With `alike` that is known to be the target of all, none of them to expire, and those of a slice to be
-        neighbours."""
+        """Deliver flights.
+
+        `alike` promises that it is the target of all, that none expires, and that flights of a slice are neighbours.
+        """
         began_ms = self._clock.now_ms()
         if alike is None and any(map(_EXPIRES, flights)):
             flights = self._without_expired(flights, began_ms)
@@ -195,8 +198,8 @@ class Deliveries:
                 self._hand_over(sink, batch, began_ms, in_runs=alike is not None)
 
     def _batches(self, sink: Sink, target: str, group: list[Flight]) -> Iterator[list[Flight]]:
-        """What is handed over together is settled together: with the slowest of it, where deliveries end one by one.
-        So those for whose end others wait, for a slot, in their lane, or as the next run of a schedule, go alone."""
+        """Split a group into batches. A batch is settled as a whole, with its slowest delivery if they end one by one,
+        so tasks whose end others wait for (a slot, their lane, the next run of a schedule) go alone."""
         most = most_in_batch(sink, target)
         if self._flow_control.has_slots(target):
             most = 1
@@ -208,7 +211,7 @@ class Deliveries:
             yield group[first : first + size]
 
     def _nobody_hands_off(self, group: list[Flight]) -> None:
-        reason = "nobody hands tasks off on this node"
+        reason = "this node does not hand tasks off"
         self._settle(group, [Retry(reason)] * len(group), self._clock.now_ms())
 
     def _note_late(self, kind: str, group: list[Flight], began_ms: int) -> None:
@@ -251,7 +254,7 @@ class Deliveries:
         in_time = []
         for flight in flights:
             expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
-            if expired and not _may_be_with_workers(flight):  # else a worker finds that out, if none has run it
+            if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
                 self._settle_one(flight, Dead(EXPIRED))
             else:
                 in_time.append(flight)
@@ -274,7 +277,7 @@ class Deliveries:
         self.running.discard(task)
         if task.cancelled() and self._given_up:
             self._flow_control.landed(group[0].body.target, len(group), 0, 0)
-            self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
+            self.in_flight -= len(group)  # stopping: deliveries without an outcome are repeated later
             return
         error = _error_of(task)
         if error is None:
@@ -318,7 +321,7 @@ class Deliveries:
         self.delivered += len(group)
 
     def _note_over(self, flights: Sequence[Flight], outcome: str) -> None:
-        """Note that runs of schedules are over: their next occurrences may be waiting for that."""
+        """Record that runs of schedules are over: their next occurrences may be waiting for that."""
         partition = self._owned.get(flights[0].live.partition)
         if partition is not None:
             now_ms = self._clock.now_ms()
@@ -335,7 +338,7 @@ class Deliveries:
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
-            return  # another owner has it, or its slice is read again: not ours to finish
+            return  # another owner has it, or its slice is read again
         settled = Settled(flight.live, flight.index, delivered=isinstance(outcome, Done))
         if not isinstance(outcome, Done):
             if not partition.holds_lease:
@@ -350,15 +353,15 @@ class Deliveries:
             return self._outcomes.apply(partition, flight, outcome)
         except (ValueError, TypeError, OverflowError) as error:
             # The outcome cannot be written. Bury this task, but do not fail the others of its batch.
-            log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
+            log.exception("the outcome of task %s cannot be written", flight.id, extra={"task": flight.id})
             return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {describe(error)}"))
 
     def settle_ended(self, flight: Flight, outcome: Outcome | JobCancelled) -> None:
-        """A worker has ended it, and has asked the retry policy: what it says is carried out."""
+        """Settle a task that a worker has ended; the worker has already applied the retry policy."""
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return
-        # Of a cancelled one the mark is set, and it is counted.
+        # The mark of a cancelled task is already set, and counted.
         settled = Settled(flight.live, flight.index, delivered=isinstance(outcome, Done))
         if isinstance(outcome, Retry | Dead):
             settled = self._outcomes.carry_out(partition, flight, outcome)
@@ -372,14 +375,14 @@ class Deliveries:
 
     def bury_damaged(self, partition: Partition) -> None:
         for damaged in partition.due_selector.row_decoder.damaged:
-            damaged.live.held.add(damaged.index)  # another pass over its list must not take it again
+            damaged.live.held.add(damaged.index)  # another pass over the list must not take it again
             partition.pending_writes.ended(self._outcomes.bury_damaged(damaged), time.monotonic())
         partition.due_selector.row_decoder.damaged = []
 
     # -- stopping ---------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Give up what is in flight; the next owner delivers it again."""
+        """Give up all deliveries in flight; the next owner repeats them."""
         self._given_up = True
         for task in self.running:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Delivers what is due, tick by tick: begin at the server, hand to the sinks, commit the outcomes."""
+"""Deliver due tasks, tick by tick: begin at the server, hand to the sinks, commit the outcomes."""
 
 import asyncio
 import logging
@@ -32,53 +32,53 @@ class TickPace:
     def ticked(self, tasks: int, began: float) -> None:
         elapsed = max(began - self._began, 1e-4)
         self._began = began
-        # Over half a second: a single full tick is not yet a load.
+        # Average over half a second: a single full tick is not yet a load.
         self._rate += (tasks / elapsed - self._rate) * min(1.0, elapsed / 0.5)
 
     def wait_s(self) -> float:
-        """Until the next tick, counted from the start of the last."""
+        """Return the wait until the next tick, counted from the start of the last."""
         gap = next(gap for limit, gap in _GAPS_S if self._rate < limit)
         return max(0.0, self._began + gap - time.monotonic())
 
 
 _GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf, 0.010))
-"""Up to so many tasks a second, a tick at most every so many seconds; see docs/decisions/0022."""
+"""Shortest time between ticks for rates up to so many tasks a second; see docs/decisions/0022."""
 
 
-PLANTS_A_CALL: Final = 1_000
-"""Begins of schedules after which a call is sent while the next is made."""
+OCCURRENCES_A_CALL: Final = 1_000
+"""Begins of schedules after which a call is sent while the next one is made."""
 
 TickWork = list[tuple[Partition, BeginCall]]
 TickReplies = list[fire.TickReply | StoreError]
 
 
 class TickCalls:
-    """The begins of a tick. As a rule one call; where many schedules begin, several, each sent as soon as it is made:
-    the server plants the following occurrences of some while the node makes the call for the next ones."""
+    """The begins of a tick: usually one call. If many schedules begin, several calls, each sent as soon as it is made:
+    the server puts the next occurrences of some while the node makes the call for others."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: TickWork = []
-        self._plants = 0
+        self._occurrences = 0
         self._under_way: deque[tuple[TickWork, asyncio.Task[TickReplies]]] = deque()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        # Only when the loop is stopped: what was not answered is repeated before the end.
+        # Only when the loop is stopped: calls without a reply are repeated before the end.
         for _, call in self._under_way:
             call.cancel()
 
     async def add(self, partition: Partition, begun: BeginCall) -> None:
         self._open.append((partition, begun))
-        self._plants += len(begun.section.plants)
-        if self._plants >= PLANTS_A_CALL:
+        self._occurrences += len(begun.section.occurrences)
+        if self._occurrences >= OCCURRENCES_A_CALL:
             self._send()
-            await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
+            await asyncio.sleep(0)  # send the bytes now, not when the next call is made
 
     async def answered(self) -> tuple[TickWork, TickReplies] | None:
-        """The next call and what the server says to it; None when all were answered."""
+        """Return the next call and the server's reply; None if all were answered."""
         if self._open and self._under_way:
             self._send()
         if self._under_way:
@@ -93,26 +93,27 @@ class TickCalls:
 
     def _send(self) -> None:
         self._under_way.append((self._open, asyncio.create_task(self._call())))
-        self._open, self._plants = [], 0
+        self._open, self._occurrences = [], 0
 
     def _call(self) -> Coroutine[None, None, TickReplies]:
         return fire.tick(self._store, [begun.section for _, begun in self._open])
 
 
 TICK_TASKS: Final = 8_192
-"""Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""
+"""Most tasks that a tick begins, over all partitions: handling them blocks the loop for some milliseconds."""
 
 BITE_TASKS: Final = 4_096
-"""Tasks a partition begins at most in one tick."""
+"""Most tasks that a partition begins in one tick."""
 
 SPILL_TASKS: Final = 1_000
-"""Tasks that a tick moves into hold slices at most: others would wait for the server to do more."""
+"""Most tasks that a tick moves into hold slices: the server serves no one else meanwhile."""
 
 OUTCOMES_S: Final = 0.01
 """Seconds a step spends on retries and on moves into hold slices before it looks again at what is due."""
 
 COMMIT_WAIT_S: Final = 0.05
-"""Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
+"""Longest wait of a commit: it is sent with a begin, or alone when nothing is due. Few calls, few repeats at a
+crash."""
 
 
 def _raise_first(failures: Sequence[StoreError | None]) -> None:
@@ -122,11 +123,11 @@ def _raise_first(failures: Sequence[StoreError | None]) -> None:
 
 
 def _nobody_plans() -> None:
-    """A dispatcher without an engine: occurrences wait until the planner is stepped."""
+    """Do nothing: without an engine, occurrences wait until the planner is stepped."""
 
 
 class Dispatcher:
-    """One tick after the other; deliveries run beside them."""
+    """Runs ticks one after the other; deliveries run concurrently."""
 
     def __init__(
         self,
@@ -162,11 +163,11 @@ class Dispatcher:
         failures = [await self._resend(), await self._commits.all(OUTCOMES_S)]
         fired = await self._tick()
         failures.append(await self._hand_offs.step())
-        _raise_first(failures)  # only now: an unavailable server must not delay the partitions of other servers
+        _raise_first(failures)  # raise late: an unavailable server must not delay the partitions of other servers
         return self._next_wait(fired)
 
     def _next_wait(self, fired: int) -> float:
-        """Seconds until something is due, or a commit has waited long enough."""
+        """Return the seconds until something is due, or a commit has waited long enough."""
         if fired >= TICK_TASKS // 2:
             return 0.0
         wait_s, soonest_ms, dirty_since = self._hand_offs.wait_s, inf, inf
@@ -185,8 +186,8 @@ class Dispatcher:
 
     @property
     def _room(self) -> int:
-        """How many tasks may begin now. Outcomes that are still to be written count as in flight: a target that fails
-        faster than its retries are written must not fill the memory."""
+        """Return how many tasks may begin now. Unwritten outcomes count as in flight: a target that fails faster than
+        its retries are written must not fill the memory."""
         unwritten = sum(len(one.pending_writes.outcomes) for one in self._owned.values())
         return self._flow_control.free(self._deliveries.in_flight + unwritten)
 
@@ -218,7 +219,7 @@ class Dispatcher:
         all_room = room
         for partition in self._in_turn(now_ms, now_s):
             if self._owned.get(partition.number) is not partition:
-                continue  # lost since the tick began: others had the loop while the first calls were sent
+                continue  # lost since the tick began, while the first calls were sent
             limit = min(room, BITE_TASKS) if partition.may_begin else 0
             commit = now_s >= partition.pending_writes.dirty_since + COMMIT_WAIT_S
             if limit <= 0 and not commit:
@@ -250,13 +251,13 @@ class Dispatcher:
             partition.survey()
             self._last_spilled = partition.number
         if most < SPILL_TASKS:
-            self._room_made()  # some that step back may have been let go meanwhile: they are read again
+            self._room_made()  # rows that return may have been dropped: read them again
 
     def _in_turn(self, now_ms: int, now_s: float) -> list[Partition]:
-        """Partitions with something to do, going on after the one served last.
+        """Return partitions with something to do, starting after the one served last.
 
-        In a backlog the first few take all the room, a large bite each: a whole slice at once costs far less per
-        task than a little from everybody, and the next tick serves the next ones.
+        In a backlog the first few take all the room in large bites: a whole slice at once costs far less per
+        task than a few tasks of each partition, and the next tick serves the next partitions.
         """
         turn = [
             one
@@ -272,7 +273,7 @@ class Dispatcher:
         return turn[first:] + turn[:first]
 
     def _take_answers(self, all_begun: TickWork, answers: TickReplies) -> tuple[list[Flight], str | None]:
-        """Flights that leave, and their target if all have the same and none expires."""
+        """Return the flights that leave, and their target if all have the same and none expires."""
         flights: list[Flight] = []
         targets: set[str | None] = set()
         failure: StoreError | None = None
@@ -317,7 +318,7 @@ class Dispatcher:
         return ()
 
     async def _resend(self) -> StoreError | None:
-        """Repeat, unchanged, what was sent and never answered: the server knows by its number if it was done."""
+        """Repeat unanswered calls unchanged: the server knows by their number whether they were applied."""
         failure = None
         sent = [(one, one.unanswered) for one in self._owned.values() if one.unanswered is not None]
         begun = [(partition, work) for partition, work in sent if isinstance(work, BeginCall)]
@@ -338,22 +339,22 @@ class Dispatcher:
     # -- stopping ---------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
+        """Wait for deliveries in flight and commit them. The caller has stopped the loop, so nothing new begins."""
         # Calls that were unanswered when the loop stopped may have fired tasks on the server: deliver those too.
         _raise_first([await self._resend()])
         while self._deliveries.running or self._has_finished_work:
-            # Write first, then wait: a delivery may outlast the stop, and what ended before it must be written by then.
+            # Write first, then wait: a delivery may outlast the stop, and earlier outcomes must be written by then.
             if not self._has_finished_work:
                 await asyncio.wait(self._deliveries.running, return_when=asyncio.FIRST_COMPLETED)
             await self.flush()
 
     @property
     def _has_finished_work(self) -> bool:
-        """Something has ended here that the server does not know yet, or waits for its hand-off."""
+        """Return True if an outcome is not yet on the server, or a task waits for its hand-off."""
         return any(one.pending_writes.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values())
 
     async def flush(self) -> None:
-        """Commit everything that is finished. What ends meanwhile may be left for the next time."""
+        """Commit everything that is finished. Deliveries that end meanwhile may be left for the next call."""
         _raise_first([await self._resend(), await self._commits.all(), await self._hand_offs.flush()])
         sections = []
         for partition in self._owned.values():

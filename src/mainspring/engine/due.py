@@ -1,4 +1,4 @@
-"""Selects the tasks of a partition that are due now: rows of slices, heads of lanes, occurrences of schedules."""
+"""Select the tasks of a partition that are due now: rows of slices, heads of lanes, occurrences of schedules."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -7,7 +7,7 @@ from typing import Final, cast
 
 import msgspec
 
-from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, target_of_all, without_headers
+from ..store.codec import HEADER_BYTES, SCHEDULED, TOMBSTONE, decode, decode_many, target_of_all, without_headers
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES, Section
 from .flight import Flight
@@ -18,7 +18,7 @@ from .slice import INDEX_MASK, Due, LiveSlice, is_set
 
 
 class BeginCall:
-    """A section on its way to the server and the flights that leave when it is answered."""
+    """A section on its way to the server, and the flights that leave when the reply arrives."""
 
     __slots__ = ("alike", "flights", "passes", "section", "touched")
 
@@ -27,11 +27,11 @@ class BeginCall:
     ) -> None:
         self.section, self.flights, self.touched = section, flights, touched
         self.alike = alike
-        """Where it is known that all have the same target and none expires: that target."""
+        """Their target, if it is known that all have the same and none expires."""
         self.passes = [live.passes for live in touched]
 
     def part(self, x: list[bytes]) -> tuple[list[Flight], list[Flight]]:
-        """Those that leave, and those that were cancelled before: their bits are set in what the server answered."""
+        """Split the flights into those that leave and those cancelled before, whose bits are set in the reply."""
         cancelled: dict[LiveSlice, tuple[int, bytes]] = {}
         for live, touch, bits in zip(self.touched, self.section.touches, x, strict=True):
             if bits.strip(b"\0"):
@@ -56,7 +56,7 @@ class Damaged:
 
 
 class RowDecoder:
-    """Decodes many rows at once, and one by one where one of them is damaged."""
+    """Decodes many rows at once; one by one if any of them is damaged."""
 
     def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy) -> None:
         self._chains = chains
@@ -83,12 +83,16 @@ class RowDecoder:
         return flights, target
 
     def _one_by_one(self, live: LiveSlice, indexes: Sequence[int], now_ms: int) -> list[Flight]:
-        """Slowly, because one of these entries is damaged: that one must not hold up the others."""
+        """Decode rows one by one because one is damaged: it must not hold up the others."""
         flights = []
         for index in indexes:
             row = live.queue.rows[index] or b""
             try:
-                if len(row) < HEADER_BYTES or row[4] & TOMB or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
+                if (
+                    len(row) < HEADER_BYTES
+                    or row[4] & TOMBSTONE
+                    or int.from_bytes(row[:4], "big") >= live.slice.width_ms
+                ):
                     raise msgspec.DecodeError("the header is damaged")
                 body = decode(row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -110,13 +114,13 @@ class RowDecoder:
 
 
 MOST_SLICES: Final = 200
-"""Slices that one tick touches at most in a partition."""
+"""Most slices that one tick touches in a partition."""
 
 MOST_LANES: Final = 4_096
-"""Lanes examined per tick at most."""
+"""Most lanes examined per tick."""
 
 LANE_SLICES: Final = MOST_TOUCHES - 2 * MOST_SLICES
-"""Slices out of which tasks of lanes leave in one tick at most: with those that are due and those that are committed no
+"""Most slices from which tasks of lanes leave in one tick: together with slices that are due or committed, not
 more than a call may carry."""
 
 _NOTHING_DUE: Final = Due([], [], 0)
@@ -125,7 +129,7 @@ LiveSlices = dict[Slice, LiveSlice]
 
 
 class Leaving:
-    """Flights, and where they come from."""
+    """Flights that leave in one tick, and their slices."""
 
     __slots__ = ("alike", "flights", "max_due_ms", "places", "room")
 
@@ -142,7 +146,7 @@ class Leaving:
 
 
 class DueSelector:
-    """Chooses the tasks that leave; takes them back if they did not leave."""
+    """Chooses the tasks that leave, and takes them back if they did not leave."""
 
     def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, holders: Holders) -> None:
         self._chains = chains
@@ -152,12 +156,12 @@ class DueSelector:
         self.row_decoder = RowDecoder(chains, lanes, hold_policy)
 
     def room_of(self, live: LiveSlice, most: int) -> int:
-        """How many of a hold slice may leave now: its hold may let them out little by little."""
+        """Return how many rows of a hold slice may leave now: its hold may release them gradually."""
         room = None if live.pace is None else self._holders.room(live.pace)
         return most if room is None else min(most, room)
 
     def take(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
-        """Everything that may leave, up to the limit. With `whole` no part of a slice that is overdue as a whole."""
+        """Take everything that may leave, up to the limit. With `whole`, take no part of an overdue slice."""
         leaving = self._take_due(slices, now_ms, limit, whole=whole)
         if self._lanes.early:
             self._lanes.wake_due(now_ms)
@@ -182,7 +186,7 @@ class DueSelector:
             if not waiting or live.blocks_its_lane:
                 continue
             if waiting > room and (leaving.flights or (whole and live.slice.end_ms <= now_ms)):
-                break  # a slice that leaves whole costs less than one that leaves in two parts
+                break  # a slice that leaves whole costs less than in two parts
             most = room if live.pace is None else self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else _NOTHING_DUE
             if due.rows:
@@ -204,7 +208,7 @@ class DueSelector:
         return target
 
     def _occurrences(self, now_ms: int) -> list[Flight]:
-        """Occurrences of schedules that the planner had to be asked for, or that could not begin the last time."""
+        """Return occurrences of schedules that had to wait for the planner, or that could not begin last time."""
         leaving = []
         for flight in self._chains.take_ready():
             flight.live.held.discard(flight.index)
@@ -218,7 +222,7 @@ class DueSelector:
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def take_back(self, begun: BeginCall) -> None:
-        """Let all tasks of a refused call wait again."""
+        """Make all tasks of a refused call wait again."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
             keys.setdefault(flight.live, []).append(flight.key)
@@ -226,14 +230,14 @@ class DueSelector:
             some = keys.get(live, [])
             live.unmark_fired([key & INDEX_MASK for key in some])
             if live.passes != passes and some:
-                live.restart()  # its rows were let go while the call was under way
+                live.restart()  # its rows were dropped while the call was in flight
             else:
                 # Rows held by lanes or schedules do not come out of the slice again: their bytes may be gone.
                 apart = {flight.index for flight in begun.flights if flight.live is live and _is_apart(flight)}
                 live.held |= apart
                 live.put_back([key for key in some if key & INDEX_MASK not in apart])
         for flight in begun.flights:
-            waits = flight.index in flight.live.held  # else its row is read again, and offered then
+            waits = flight.index in flight.live.held  # otherwise its row is read again and offered then
             if flight.body.lane is not None:
                 (self._lanes.take_back if waits else self._lanes.give_up)(flight.body.lane, flight)
             elif waits and flight.row[4] & SCHEDULED:
@@ -241,9 +245,9 @@ class DueSelector:
 
 
 def _barrier_ms(slices: LiveSlices) -> float:
-    """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
+    """Return the time from which no lane's task may leave: earlier ones were dropped to save memory.
 
-    Hold slices are not meant: each holds tasks of one lane, which knows it, or tasks without lanes.
+    Hold slices do not count: each holds tasks of one lane, which tracks them, or tasks without lanes.
     """
     ends = (live.from_ms + (live.high >> 32) for live in slices.values() if live.deferred and not live.slice.is_hold)
     return min(ends, default=inf)

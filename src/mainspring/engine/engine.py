@@ -32,7 +32,7 @@ from .sweeper import Sweeper
 log = logging.getLogger("mainspring.engine")
 
 DRAIN_PAUSES_S: Final = (0.05, 0.2)
-"""Between attempts to finish at a stop."""
+"""Seconds between attempts to finish at a stop: shortest and longest."""
 
 
 def _nobody_asks() -> None:
@@ -47,26 +47,26 @@ class EngineOptions:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     shutdown_timeout_s: float = 25.0
     concurrency: int = 100_000
-    """Tasks in flight at most."""
+    """Most tasks in flight."""
     target_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
-    """By targets as tasks name them; they go before `retry`, and a task's own policy before both."""
+    """Policies by target as tasks name it; they precede `retry`, and a task's own policy precedes both."""
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
-    """What becomes of a lane whose head fails."""
+    """What happens to a lane whose head fails."""
     target_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
-    """By targets as tasks name them; they go before `lane_policy`."""
+    """Policies by target as tasks name it; they precede `lane_policy`."""
     queue_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
-    """By queue, for what workers run; they go before `lane_policy` too."""
+    """Policies by queue, for tasks that workers run; they precede `lane_policy` too."""
     error_handler: ErrorHandler | None = None
-    """Gets every failure; None writes them to the log."""
+    """Receives every failure; None logs them."""
     log_redact: bool = False
     flow: FlowOptions = field(default_factory=FlowOptions)
-    """Breakers, limits, the rate of catching up."""
+    """Circuit breakers, limits, and the catch-up rate."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
-    """Commands whose tasks go to another queue than `commands`."""
+    """Commands whose tasks go to a queue other than `commands`."""
     dead_letters: DeadLetterLimits = DeadLetterLimits()  # noqa: RUF009  # frozen
-    """When the oldest dead letters go; by default never."""
+    """When the oldest dead letters are dropped; never by default."""
     audit_entries: int = AUDIT_KEPT
-    """Changes the audit trail keeps: a node that pauses a target writes it there."""
+    """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
 
 class Engine:
@@ -74,13 +74,13 @@ class Engine:
 
     def __init__(self, store: Store, sinks: Mapping[str, Sink], options: EngineOptions | None = None) -> None:
         self.options = options = options or EngineOptions()
-        # Half a lease: a server that hangs must not cost the partitions of the others.
+        # Half a lease: a hanging server must not cost the partitions on other servers.
         self.store = store = store.urgent(timeout_s=max(1.0, options.lease_s / 2))
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _nobody_asks
-        """Called when partitions came, went, or are waited for; the cluster's role sets it."""
+        """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
         self.holders = Holders()
-        """Everything that can hold up tasks: pauses and flow control."""
+        """Holders of tasks: pauses and flow control."""
         self.pauses = PauseWatch(
             store,
             self._holds_changed,
@@ -148,7 +148,7 @@ class Engine:
             self.owned,
             letter_limits=options.dead_letters,
         )
-        # After a failure they come back soon: it may be one server of many, and the others have work.
+        # Retry soon after a failure: it may be one server of many, and the others have work.
         self._keep = Loop("keeper", self.keeper.step, max_backoff_s=min(2.0, options.lease_s / 4))
         self._read = Loop("lookahead", self.lookahead.step, max_backoff_s=0.25)
         self._fire = Loop("dispatcher", self.dispatcher.step, max_backoff_s=0.05)
@@ -175,7 +175,7 @@ class Engine:
             loop.start()
 
     async def stop(self) -> bool:
-        """Finish what is in flight, hand the partitions back. True when nothing had to be given up."""
+        """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
         await self._read.stop()
         await self._fire.stop()
         await self._plan.stop()
@@ -199,19 +199,19 @@ class Engine:
         try:
             await self.keeper.release()
         except StoreError as error:
-            log.warning("partitions could not be handed back (%s); they fall free with their leases", error)
+            log.warning("partitions could not be handed back (%s); they are free when their leases expire", error)
         if self._subscription is not None:
             await self._subscription.close()
         await self.failures.aclose()
         return clean
 
     async def _drain(self) -> None:
-        """Retry after a lost reply instead of giving up what is in flight; do not wait for a server that stays away."""
+        """Retry after a lost reply instead of giving up deliveries; do not wait for a server that stays unavailable."""
         for pause_s in DRAIN_PAUSES_S:
             try:
                 return await self.dispatcher.drain()
             except StoreError as error:
-                log.info("the stop goes on after %s", error)
+                log.info("stopping continues after %s", error)
                 await asyncio.sleep(pause_s)
         return await self.dispatcher.drain()
 
@@ -256,7 +256,7 @@ class Engine:
             self._read.wake()
 
     def _holds_changed(self) -> None:
-        """Tasks that were held may go out now, or the other way round."""
+        """React to a change of holds: held tasks may leave now, or others must wait."""
         self._read.wake()
         self._fire.wake()
 
@@ -278,7 +278,7 @@ class Engine:
             self._keep.wake()
 
     def called(self) -> None:
-        """Another node says that something changed: what this one waits for may be free; or something was paused."""
+        """React to a change on another node: a partition waited for may be free, or a pause was set."""
         self._pause.wake()
         if self.keeper.waiting:
             self._keep.wake()
@@ -294,7 +294,7 @@ class Engine:
         self._permit.wake()
 
     def flow(self) -> None:
-        """Wake the roles: tasks that were held up may leave."""
+        """Wake the roles: held tasks may leave."""
         for partition in self.owned.values():
             partition.survey()
         self._read.wake()
@@ -302,7 +302,7 @@ class Engine:
 
     @property
     def lag_ms(self) -> int:
-        """How long the earliest task that waits here is overdue."""
+        """How long the earliest waiting task is overdue."""
         soonest = min((one.soonest_ms for one in self.owned.values()), default=inf)
         return max(0, self.store.clock.now_ms() - int(soonest)) if soonest < inf else 0
 
@@ -321,7 +321,7 @@ class Engine:
         while True:
             before = self._progress()
             if self.keeper.is_due or not all(one.holds_lease for one in self.owned.values()):
-                await self.keeper.step()  # long turns outlast leases, and nothing begins without one
+                await self.keeper.step()  # a long turn outlasts leases, and nothing begins without one
             await self.permits.step()
             await self.dispatcher.step()
             await self.dispatcher.drain()
@@ -338,6 +338,6 @@ class Engine:
         return self.deliveries.delivered
 
     def _progress(self) -> tuple[int, ...]:
-        """Changes with every turn in which something happened."""
+        """Return counters that change with every turn in which something happened."""
         supplied = self.permits.supplied
         return self.deliveries.delivered, self.commits.moved, self.planner.decisions, supplied, self.lookahead.held

@@ -48,16 +48,16 @@ class Flight(Delivery, gc=False):
 
     @property
     def mark(self) -> bytes:
-        """What stays of its entry when it moves; nothing where it has an id, by which everybody asks the index."""
+        """What remains of its entry when it moves; empty if it has a caller's id, which is looked up in the index."""
         return forward_mark(self.row) if self.body.id is None else b""
 
     def is_retry_of(self, head: bytes | None) -> bool:
-        """Whether it is the failed task that its lane waits for, and not one that was put under its id since."""
+        """Return whether it is the failed task that its lane waits for, and not a later one put with the same id."""
         return self.idh == head and self.body.is_retry
 
     @property
     def place_ms(self) -> int:
-        """The time at which the entry stands: its due time, or later if it was overdue when it was put."""
+        """The time at which the entry is placed: its due time, or later if it was overdue when it was put."""
         return self.live.from_ms + _offset(self.row)[0]
 
     @property
@@ -69,7 +69,7 @@ class Flight(Delivery, gc=False):
         body = self.body
         if body.original_due_ms is not None:
             return body.original_due_ms
-        # The same as `place_ms`, without the calls in between: this is asked for every message.
+        # Equals `place_ms` without the calls in between: this is needed for every message.
         return body.due_ms if body.due_ms is not None else self.live.from_ms + _offset(self.row)[0]
 
     @classmethod

@@ -28,17 +28,17 @@ log = logging.getLogger("mainspring.targets")
 
 
 SLOW_MS: Final = 5_000
-"""A receiver that would need longer than this for what is under way to it is slow."""
+"""A receiver that would need longer than this for its tasks in flight is slow."""
 
 QUICK_MS: Final = 1_000
-"""One that needs less is slow no longer."""
+"""A slow receiver that needs less than this is no longer slow."""
 
 MEASURE_MS: Final = 1_000
 PERMITS_S: Final = 0.1
 """Seconds' worth of a rate that a node asks for at once."""
 
 SLOW_SHARE: Final = 8
-"""A slow receiver gets at most one part in this many of what a node may have in flight."""
+"""Divisor of the node's in-flight limit: the largest share of a slow receiver."""
 
 
 class FlowLimit:
@@ -72,12 +72,12 @@ class FlowLimit:
 
     @property
     def bounded(self) -> bool:
-        """Tasks have to ask before they leave; otherwise they just go."""
+        """True if tasks have to ask before they leave."""
         troubled = self.breaker is not None and self.breaker.state != "closed"
         return troubled or bool(self.limit) or self.slow_since_ms > 0
 
     def room(self, now_ms: int, most: int) -> int:
-        """How many may leave now. `most` is what the node may have in flight in all."""
+        """Return how many tasks may leave now. `most` is the node's in-flight limit."""
         room = inf if self.breaker is None else self.breaker.room(now_ms)
         if room > 0 and self.limit:
             allowed = self._allowed(self.reserved)
@@ -107,7 +107,7 @@ class FlowLimit:
         self.reserved = max(0, self.reserved - count)
 
     def tick(self) -> bool:
-        """Free the places of tasks that were let through and never began (expired, dropped, cancelled, taken back).
+        """Release reservations of tasks that were let through and never began (expired, dropped, cancelled).
 
         Return True if there were any.
         """
@@ -149,7 +149,7 @@ class FlowLimit:
         return int(max(0, min(by_rate, by_slots))) if self.starved else 0
 
     def granted(self, asked: int, granted: Granted, now_ms: int) -> bool:
-        """Take the grant of the server; return True if a task may leave now."""
+        """Apply the server's grant; return True if a task may leave now."""
         self.slots = granted.slots if self.limit.concurrency is not None else 0
         if self.limit.rate is not None:
             self.permits += granted.permits
@@ -158,71 +158,71 @@ class FlowLimit:
         self.renewed_ms = now_ms
         return self._allowed(self.reserved) > 0
 
-    # -- for people ------------------------------------------------------------------------------------------------
+    # -- explanations ------------------------------------------------------------------------------------------------
 
     def why(self) -> tuple[str, str, int | None]:
-        """Why its tasks wait, for programs and for people; of an open breaker, when the next probe goes out."""
+        """Return why its tasks wait, as a code and as text; for an open breaker also when the next probe is sent."""
         breaker, limit = self.breaker, self.limit
         if breaker is not None and breaker.state in ("open", "half-open"):
-            since = f"the circuit breaker of {self.receiver} is open since {moment(breaker.opened_ms)}"
+            since = f"the circuit breaker of {self.receiver} has been open since {moment(breaker.opened_ms)}"
             if breaker.state == "half-open":
-                return BREAKER, f"{since}, and probes are under way", None
-            return BREAKER, f"{since}, and probed until it answers", breaker.next_ms
+                return BREAKER, f"{since}, and probes are in flight", None
+            return BREAKER, f"{since}, and it is probed until it responds", breaker.next_ms
         if breaker is not None and breaker.state == "ramp":
-            return BREAKER, f"the backlog of {self.receiver} goes out at a growing rate after it failed", None
+            return BREAKER, f"the backlog of {self.receiver} is delivered at a growing rate after it failed", None
         if self.key == CATCH_UP:
-            return "catch-up", f"overdue tasks go out at {limit.rate}", None
+            return "catch-up", f"overdue tasks are released at {limit.rate}", None
         if limit.rate is not None and self.permits <= 0:
             return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
         if limit.concurrency is not None:
             most = f"{limit.concurrency} on all nodes"
-            return "rate-limited", f"{self.receiver} has as many under way as it may ({most})", None
+            return "rate-limited", f"{self.receiver} has reached its concurrency limit ({most})", None
         if self.slow_since_ms:
-            return "slow", f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None
+            return "slow", f"{self.receiver} has been slow since {moment(self.slow_since_ms)}: others go first", None
         return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
 
 
 RESERVE: Final = 4
-"""One part in this many of the in-flight limit stays free until slow receivers are known."""
+"""Divisor of the in-flight limit: the share that stays free until slow receivers are known."""
 
 SHARED_FROM: Final = 64
 """A node with less room than this does not divide it."""
 
 _PREFIX: Final = "valve:"
 _FEW: Final = 1_024
-"""Receivers that are known before idle ones are forgotten: URLs can name any number of hosts."""
+"""Number of receivers from which idle ones are forgotten: URLs can name any number of hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """What bounds the flow to receivers."""
+    """Options that bound the flow to receivers."""
 
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     """Policies of receivers that have their own."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """By receiver: `target:<name>`, `queue:<name>`."""
+    """Limits by receiver: `target:<name>`, `queue:<name>`."""
     catch_up: Rate | None = None
-    """Rate limit of overdue tasks, on all nodes together."""
+    """Rate limit of overdue tasks, shared by all nodes."""
     catch_up_after_ms: int = 10_000
     """Milliseconds after which a late task counts as overdue."""
 
 
 class FlowEngine(Protocol):
-    """What flow control asks of its engine, and tells it."""
+    """The parts of the engine that flow control uses."""
 
     @property
     def most(self) -> int:
-        """How many may be in flight, in all."""
+        """Most tasks in flight, in total."""
 
     @property
     def lag_ms(self) -> int:
-        """How long the earliest task that waits is overdue."""
+        """How long the earliest waiting task is overdue."""
 
     def permits_wanted(self) -> None: ...
 
     def flow(self) -> None:
-        """Something may leave that could not before."""
+        """React to tasks that may leave and could not before."""
 
 
 class FlowControl:
@@ -233,7 +233,7 @@ class FlowControl:
     ) -> None:
         self._options = options
         self._commands = commands or {}
-        """Those that have another queue than `commands`."""
+        """Commands whose tasks go to a queue other than `commands`."""
         self._clock = clock
         self._engine = engine
         self._flow_limits: dict[str, FlowLimit] = {}
@@ -245,7 +245,7 @@ class FlowControl:
         if options.catch_up is not None:
             self.catch_up = FlowLimit(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
         self._overdue = False
-        """Tasks wait here that are overdue."""
+        """Limit under which overdue tasks wait."""
 
     def of(self, receiver: str) -> FlowLimit:
         flow_limit = self._flow_limits.get(receiver)
@@ -274,7 +274,7 @@ class FlowControl:
         """The limits that tasks must ask before they leave."""
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
 
-    # -- what deliveries tell --------------------------------------------------------------------------------------
+    # -- deliveries --------------------------------------------------------------------------------------
 
     def begun(self, target: str, count: int) -> None:
         """Count tasks that were let through and have begun."""
@@ -315,13 +315,13 @@ class FlowControl:
             )
         elif before == "half-open":
             took = span(now_ms - breaker.opened_ms)
-            log.info("%s answers again after %s; what was held goes out at a growing rate", flow_limit.receiver, took)
+            log.info("%s responds again after %s; its backlog leaves at a growing rate", flow_limit.receiver, took)
             self._engine.flow()
 
     # -- as a holder -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Begin a tick: what was let through before is in flight now, or was refused."""
+        """Begin a tick: tasks let through before are in flight now, or were refused."""
         stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
         if any(flow_limit.refused for flow_limit in stayed):
             self._engine.flow()
@@ -330,10 +330,10 @@ class FlowControl:
             self._overdue = self._engine.lag_ms > self._options.catch_up_after_ms
 
     def free(self, in_flight: int) -> int:
-        """How many may begin now, of all receivers together.
+        """Return how many tasks may begin now, for all receivers together.
 
-        A receiver is only known to be slow after a while. Until then it must not fill all the room: what is kept free
-        is what the others go on with.
+        It takes a while until a receiver is known to be slow. Until then it must not fill all the room: the reserve
+        keeps the other receivers going.
         """
         most = self._engine.most
         if most < SHARED_FROM:
@@ -381,12 +381,12 @@ class FlowControl:
         return room is not None and room < 1
 
     def room(self, key: str) -> int | None:
-        """How many of those that wait under this key may leave now; None when nothing bounds them (any more)."""
+        """Return how many tasks that wait under this key may leave now; None if they are not (or no longer) bounded."""
         flow_limit = self._named(key)
         return None if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
 
     def may_open(self, key: str) -> bool:
-        """Reopen no more lanes than there is room for: others would be read and held again."""
+        """Reopen only as many lanes as there is room for: others would be read and held again."""
         flow_limit = self._named(key)
         if flow_limit is None:
             return True
@@ -404,7 +404,7 @@ class FlowControl:
             return
         flow_limit.breaker.suspect(record.since_ms, self._clock.now_ms())
         self._look_at(flow_limit)
-        log.info("%s failed when its tasks were taken over: they go out with care at first", flow_limit.receiver)
+        log.info("%s was failing when its tasks were taken over; they leave cautiously at first", flow_limit.receiver)
 
     def why(self, key: str) -> Why:
         flow_limit = self._named(key)
@@ -413,7 +413,7 @@ class FlowControl:
         code, reason, until_ms = flow_limit.why()
         return Why(reason, "", until_ms, code=code)
 
-    # -- as time goes by -------------------------------------------------------------------------------------------
+    # -- time -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Advance breakers with time, and measure which receivers are slow."""
@@ -428,7 +428,7 @@ class FlowControl:
             if flow_limit.slow_since_ms or flow_limit.in_flight > much:
                 flow_limit.measure(now_ms)
                 if flow_limit.slow_since_ms and flow_limit.receiver not in self._bounded:
-                    log.warning("%s is slow: %d tasks are under way to it; others go first", flow_limit.receiver,
+                    log.warning("%s is slow: %d tasks are in flight to it; others go first", flow_limit.receiver,
                                 flow_limit.in_flight)  # fmt: skip
                 self._look_at(flow_limit)
         for flow_limit in self.bounded:
@@ -437,7 +437,7 @@ class FlowControl:
             if breaker is not None and not flow_limit.in_flight and breaker.state != "closed":
                 was = breaker.state
                 if breaker.rest(now_ms) and was != "ramp":
-                    log.info("%s: nothing was sent to it for long; its circuit breaker closes", flow_limit.receiver)
+                    log.info("%s: idle for a long time; its circuit breaker closes", flow_limit.receiver)
             if flow_limit.refused and flow_limit.room(now_ms, most) > 0:
                 flow_limit.refused = False
                 self._engine.flow()
@@ -467,7 +467,7 @@ class Permits:
         """Rounds in which something was granted."""
 
     async def step(self) -> float:
-        """One round; returns the seconds until the next is needed."""
+        """Run one round; return the seconds until the next is needed."""
         self._flow_control.look()
         now_ms = self._store.clock.now_ms()
         wanting = [one for one in self._flow_control.bounded if one.limit and self._is_due(one, now_ms)]
@@ -496,7 +496,7 @@ class Permits:
             if flow_limit.starved:
                 waits.append((flow_limit.ask_at_ms - now_ms) / 1000)
             elif (breaker := flow_limit.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
-                waits.append((breaker.next_ms - now_ms) / 1000)  # once that is past, it waits for tasks
+                waits.append((breaker.next_ms - now_ms) / 1000)  # once the time has passed, the breaker waits for tasks
             elif flow_limit.refused or flow_limit.slow_since_ms:
                 waits.append(SOON_S)
         return max(SOON_S / 4, min(waits))
@@ -506,9 +506,9 @@ _SINK: Final = "sink:"
 
 
 class MissingSinks:
-    """Holds tasks that this node cannot deliver, because a package is missing, until a node can.
+    """Holds tasks that this node cannot deliver because a package is missing, until some node can.
 
-    Each target has a hold of its own: a node that can deliver to it knows its key only by the target.
+    Each target has its own hold: a node that can deliver to it derives the key from the target alone.
     """
 
     def __init__(self, sinks: Mapping[str, Sink]) -> None:
@@ -517,7 +517,7 @@ class MissingSinks:
         self.closed = any(missing(sinks, f"{scheme}:") is not None for scheme in sinks)
 
     def unknown_scheme(self) -> None:
-        """A task came due whose scheme no sink here serves: tasks have to ask from now on."""
+        """Let tasks ask from now on: one came due whose scheme no sink here serves."""
         self.closed = True
 
     def governs(self, target: str) -> bool:
@@ -530,7 +530,7 @@ class MissingSinks:
             return None
         if reason not in self._said:
             self._said.add(reason)
-            log.error("%s. Its tasks are held until their partition has a node with it", reason)
+            log.error("%s. Its tasks are held until a node that has it owns their partition", reason)
         return _SINK + target
 
     def is_closed(self, key: str) -> bool:
@@ -544,7 +544,7 @@ class MissingSinks:
         return not self.is_closed(key)
 
     def inherited(self, record: HoldRecord) -> None:
-        """Do nothing: what another node lacks, this one may have."""
+        """Do nothing: this node may have what another lacks."""
 
     def why(self, key: str) -> Why:
         return Why(self._missing(key.removeprefix(_SINK)) or "", code=NO_SINK)
@@ -559,7 +559,7 @@ _NAMED: Final = f"{SCHEME}:"
 
 
 class PauseWatch:
-    """Holds up the tasks of paused targets, queues and lanes. A request that has left is not called back."""
+    """Holds the tasks of paused targets, queues and lanes. A request that was sent is not recalled."""
 
     def __init__(
         self,
@@ -570,7 +570,7 @@ class PauseWatch:
         soon: Callable[[], None],
         audited: int = access.AUDIT_KEPT,
     ) -> None:
-        """`audited` changes stay in the audit trail."""
+        """`audited` changes are kept in the audit trail."""
         self._store = store
         self._commands = commands
         self._changed = changed
@@ -590,7 +590,7 @@ class PauseWatch:
         now_ms = self._store.clock.now_ms()
         before = self.pauses.by_scope, self.drops.by_scope
         self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
-        # And those that were disabled since this step began.
+        # Include targets disabled since this step began.
         drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
         self.drops = Pauses(drops, now_ms, self._commands)
         if (self.pauses.by_scope, self.drops.by_scope) != before:
@@ -602,13 +602,13 @@ class PauseWatch:
         ends = [one.until_ms for one in lasting if one.until_ms is not None]
         return min(POLL_S, max(0.001, (min(ends) - now_ms) / 1000)) if ends else POLL_S
 
-    # -- targets that want nothing more -----------------------------------------------------------------------
+    # -- disabled targets -----------------------------------------------------------------------
 
     def disable(self, target: str, reason: str) -> None:
         """Disable a named target at its own request: on this node at once, on others once the pause is written."""
         scope = Scope("target", target)
         known = scope.text in self.drops.by_scope or scope.text in self.pauses.by_scope
-        if known or not target.startswith(_NAMED):  # an address may be that of many, and end in a *
+        if known or not target.startswith(_NAMED):  # an address may serve many tasks, and may end in a *
             return
         now_ms = self._store.clock.now_ms()
         pause = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
@@ -621,7 +621,7 @@ class PauseWatch:
         self._soon()
 
     async def flush(self) -> None:
-        """Write the pauses of disabled targets, but keep a pause that somebody has set meanwhile."""
+        """Write the pauses of disabled targets, but keep a pause that someone has set meanwhile."""
         for name, pause in list(self._disabled.items()):
             if await write_if_none(self._store, pause):
                 await self._audit(pause)
@@ -632,8 +632,8 @@ class PauseWatch:
         change = Change(self._node, "pause.add", pause.scope.text, socket.gethostname(), after=of_pause(pause))
         try:
             await access.record_change(self._store, change, kept=self._audited)
-        except OutOfMemory as error:  # done is done, and a full server must not keep the other pauses from being read
-            log.error("the pause of %s could not be written into the audit trail: %s", pause.scope.text, error)
+        except OutOfMemory as error:  # the pause is written, and a full server must not keep the others from being read
+            log.error("the pause of %s could not be recorded in the audit trail: %s", pause.scope.text, error)
 
     # -- as a holder -----------------------------------------------------------------------------------------
 
@@ -654,7 +654,7 @@ class PauseWatch:
         return key.startswith(_KEY) and key[len(_KEY) :] in self.pauses.by_scope
 
     def room(self, key: str) -> int | None:
-        del key  # what is not paused any more goes as fast as it can
+        del key  # tasks that are no longer paused leave without a limit
         return None
 
     def may_open(self, key: str) -> bool:
@@ -667,10 +667,10 @@ class PauseWatch:
         pause = self.pauses.by_scope[key[len(_KEY) :]]
         return Why(pause.reason, pause.who, pause.until_ms)
 
-    # -- what is not delivered -------------------------------------------------------------------------------
+    # -- dropped tasks -------------------------------------------------------------------------------
 
     def dropped(self, target: str, lane: str | None) -> str | None:
-        """Why a task that has begun is not delivered; None when it is."""
+        """Return why a task that has begun is not delivered; None if it is."""
         pause = self.drops.of_task(target, lane)
         if pause is None:
             return None

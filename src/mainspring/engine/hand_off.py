@@ -40,8 +40,8 @@ class RunEnds:
         self._deliveries = deliveries
         self._watched: dict[Partition, None] = {}
         self._heard: set[int] = set()
-        """Partitions of which a message came since they were looked at. Also of those that wait for nothing yet: a
-        worker may be done before the owner has the answer to its hand-off."""
+        """Partitions with a message since they were last read. Includes those that wait for nothing yet: a worker may
+        be done before the owner has the reply to its hand-off."""
         self._poll_at = 0.0
 
     def watch(self, partition: Partition) -> None:
@@ -69,7 +69,7 @@ class RunEnds:
         return bool(self._watched)
 
     async def look(self) -> tuple[list[Flight], StoreError | None]:
-        """All that is watched from time to time, and at once what called. Returns what may be handed off now."""
+        """Read partitions with messages at once and others now and then. Return flights that may be handed off now."""
         for partition in list(self._watched):
             if not partition.handed.is_watched or self._owned.get(partition.number) is not partition:
                 del self._watched[partition]
@@ -106,7 +106,7 @@ class RunEnds:
         return failure
 
     def ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
-        """Settle a task of a lane that a worker has ended, and let the lane continue."""
+        """Settle a lane's task that a worker has ended, and let the lane continue."""
         flight = partition.handed.awaited.pop(address)
         if flight.live.forgotten:
             return  # its slice is read again; it is handed off again and settled by the same ack
@@ -115,7 +115,7 @@ class RunEnds:
         self._deliveries.delivered += 1
 
     async def _forget_acks(self, called: list[Partition]) -> StoreError | None:
-        """Acks of tasks whose end the server knows are of no use any more."""
+        """Delete the acks of tasks whose end the server knows: they are no longer needed."""
         known: dict[Partition, list[bytes]] = {}
         for partition in called:
             if partition.handed.answered and partition.unanswered is None and not partition.pending_writes.outcomes:
@@ -160,11 +160,11 @@ class HandOffs:
         self.ready: dict[Partition, None] = {}
         """Partitions with tasks to hand off."""
         self._listening = 1
-        """Workers that heard of the last hand-off."""
+        """Workers that received the last hand-off's message."""
         self.run_ends = RunEnds(store, owned, deliveries)
 
     def add(self, flights: list[Flight]) -> None:
-        """These have begun; they go with the next call."""
+        """Queue flights that have begun for the next call."""
         for flight in flights:
             partition = self._owned.get(flight.live.partition)
             if partition is None or not self._has_queue(flight):
@@ -197,7 +197,7 @@ class HandOffs:
     # -- handing off -----------------------------------------------------------------------------------------
 
     async def flush(self) -> StoreError | None:
-        """Hand off all that is ready, as far as servers answer."""
+        """Hand off everything that is ready, as far as servers answer."""
         failure = None
         while True:
             sent = []
@@ -214,7 +214,7 @@ class HandOffs:
             failure = await self.send(sent) or failure
 
     async def send(self, sent: Sequence[tuple[Partition, HandingOff]]) -> StoreError | None:
-        """Also what was sent before and never answered: the server knows by its number if it was done."""
+        """Send hand-offs, also earlier ones without a reply: the server knows by number whether they were applied."""
         for partition, work in sent:
             partition.unanswered = work
         failure = None
@@ -229,7 +229,7 @@ class HandOffs:
         return failure
 
     def _load(self, partition: Partition) -> HandingOff:
-        """As much as one call takes."""
+        """Fill one call."""
         queues: dict[str, list[tuple[bytes, Flight]]] = {}
         heads: dict[LiveSlice, bytes] = {}
         size = taken = 0
@@ -288,12 +288,12 @@ class HandOffs:
 
 
 def _head_of(live: LiveSlice) -> bytes:
-    """All of an address but the index."""
+    """Return the packed address without the index."""
     return address_prefix(live.slice) + r_of(live.g).to_bytes(3, "big")
 
 
 def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, list[bytes]]) -> HandingOff:
-    """The call that hands these off, with the done bits of those that are over with it."""
+    """Return the call that hands these off, with the done bits of those that end with it."""
     over = [flight for flight in flights if flight.body.lane is None]
     touched: dict[LiveSlice, None] = {}
     for live, run in groupby(over, _LIVE):
@@ -306,7 +306,7 @@ def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, 
 
 
 def _put_off(partition: Partition, flight: Flight) -> None:
-    """Let a task wait: it stays fired, also on the server, and is not done."""
+    """Make a task wait: it stays fired, also on the server, and is not done."""
     if flight.body.lane is None:
         flight.live.reopen(flight.index)
     partition.handed.put_off.append(flight)

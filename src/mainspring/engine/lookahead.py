@@ -1,4 +1,4 @@
-"""Reads slices shortly before they come due, never more than fits in memory, and watches for holds that end."""
+"""Read slices shortly before they come due, as far as memory allows, and watch for holds that end."""
 
 import asyncio
 import logging
@@ -42,10 +42,10 @@ ROW_BYTES: Final = 112
 """Memory of a row that waits in its slice, besides its own bytes: the object, its place in the list, its key."""
 
 FLIGHT_BYTES: Final = 800
-"""Memory of a row that was decoded and waits in its lane, besides its own bytes, which the payload takes once more."""
+"""Memory of a decoded row that waits in its lane, besides its own bytes; the payload's bytes are held twice."""
 
 SLOT_BYTES: Final = 8
-"""Memory of a row that has left its slice, or was let go."""
+"""Memory of a row that has left its slice, or was dropped."""
 
 
 class Room:
@@ -55,9 +55,9 @@ class Room:
         self._reach = reach
         self._owned = owned
         self.tasks = reach.tasks
-        """Tasks that may be held in memory besides those in lanes, by the size of those held now."""
+        """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
         self.flights: int | None = None
-        """Tasks that may be in flight, by the size of those in flight now; None while there are none."""
+        """Tasks that may be in flight, estimated from the size of those in flight now; None if there are none."""
 
     def measure(self) -> None:
         rows = out = decoded = slots = 0
@@ -66,9 +66,9 @@ class Room:
             for live in partition.slices.values():
                 slots += len(live.queue.rows)
                 as_flight = 2 * live.row_bytes + FLIGHT_BYTES
-                # A task of a lane is decoded when it is due, and may wait in its lane for long.
+                # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
                 as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
-                held = len(live.held)  # some of these have left: it is their size that counts
+                held = len(live.held)  # some of these have left: only their size matters here
                 rows += live.waiting + held
                 rows_bytes += (live.waiting + held) * as_row
                 decoded += held
@@ -80,7 +80,7 @@ class Room:
             lanes = sum(partition.lanes.behind for partition in self._owned.values())
             moving = sum(partition.hold_policy.standing for partition in self._owned.values())
             a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
-            # Those that are moved into hold slices count among the tasks already, but as rows.
+            # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
             self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
         self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else None
@@ -112,12 +112,12 @@ def trim(partition: Partition, live: LiveSlice, most: int) -> None:
 
 
 CHUNK_ROWS: Final = 1_000
-"""Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
+"""Most rows in a reply: parsing them blocks the loop for about a millisecond."""
 
 ROWS_AT_ONCE: Final = 2_000
 """Above this, the next round reads fewer slices: a tick may be queued behind it on the same connection."""
 CHUNK_BYTES: Final = 512 * 1024
-"""Approximate bytes a reply brings at most, estimated from the rows of the slice read before."""
+"""Approximate bytes of a reply, estimated from the rows of the slice read before."""
 
 FIRST_ROWS: Final = (64, 16)
 """Rows read first from an unknown slice, whose rows may be large; fewer if many slices are read at once."""
@@ -125,10 +125,10 @@ FIRST_ROWS: Final = (64, 16)
 TIME_SLICE_S: Final = 0.002
 """Seconds spent on taking in rows before due tasks get their turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
-"""Slices read at once: few where they are full, many where they hold little."""
+"""Slices read at once: few if they are full, many if they hold little."""
 
 LANE_WINDOW: Final = 64
-"""Held tasks of a lane that are at least in memory when the lane continues; fewer if they are large."""
+"""Held tasks of a lane kept in memory, at least, when the lane continues; fewer if they are large."""
 
 
 class SliceReader:
@@ -148,7 +148,7 @@ class SliceReader:
     def rows_of(self, live: LiveSlice, slices: int) -> int:
         """Return how many rows to read from a slice when `slices` slices are read."""
         few = CHUNKS_AT_ONCE[0]
-        # Few slices may be long ones: only where there are many does each get less.
+        # A few slices may be long: read less of each only if there are many.
         together = max(few, min(self.at_once, slices))
         most, least = FIRST_ROWS
         if live.read_rows:
@@ -176,7 +176,7 @@ class SliceReader:
                 self._time_slice.begin()
             if not live.forgotten and live.cursor == chunk.first:
                 if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_anew(live, gone=not answer.before)
+                    self._read_again(live, gone=not answer.before)
                 else:
                     self._take(live, chunk, answer, until_ms, full=full)
         with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
@@ -202,13 +202,13 @@ class SliceReader:
                 partition.took(live, time.monotonic())
         return failure
 
-    def _read_anew(self, live: LiveSlice, *, gone: bool) -> None:
-        """Other rows stand where some were read: a failover forgot those, and puts have come since.
+    def _read_again(self, live: LiveSlice, *, gone: bool) -> None:
+        """Read a slice again whose rows changed: a failover lost some of the rows read, and puts have come since.
 
-        Begin proves the last row only. Were the list just read on, what took the place of the forgotten rows would
-        never be seen, and be marked as done with them.
+        Begin proves only the last row. If reading simply continued, the rows that replaced the lost ones would never be
+        seen, and would be marked as done with them.
         """
-        if not gone:  # one that is gone was mostly dropped by this very node a moment ago
+        if not gone:  # a slice that is gone was most likely dropped by this node
             log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
         if live.partition in self._owned:
             self._owned[live.partition].forget(live)
@@ -222,8 +222,8 @@ class SliceReader:
         live.open_window(until_ms)
         live.absorb(answer.rows)
         self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
-        # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
-        # that is read although there is no room keeps what the next tick can use.
+        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
+        # although there is no room keeps what the next tick can use.
         most = max(self._room.tasks // 2, 1)
         if full:
             most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
@@ -239,12 +239,12 @@ class SliceReader:
 
 
 HEADS_ASKED: Final = 256
-"""Failed heads of a partition that are asked for at once."""
+"""Failed heads of a partition that are looked up at once."""
 
 
 LANES_AT_ONCE: Final = 256
-"""Lanes of a partition whose held tasks come back at the same time; the others follow as these are done. A pause may
-have held thousands: each has a slice to find, to read, to go through with every tick and to drop."""
+"""Lanes of a partition whose held tasks are reopened at the same time; the others follow as these finish. A pause may
+have held thousands, and each has a slice to find, to read, to check in every tick and to drop."""
 
 LANES_SOON_S: Final = 0.02
 
@@ -375,9 +375,9 @@ class LookAhead:
         self._holds = HoldWatch(store, owned, fire)
         self._lost = lost
         self.accepted: dict[int, int] = {}
-        """The highest count seen of each partition, owned now or before: it never falls unless the server forgets."""
+        """Highest count seen of each partition, owned now or before: it never falls unless the server loses data."""
         self.forgotten = 0
-        """Accepted tasks that servers have forgotten since: what a failover lost, as far as it was seen before."""
+        """Accepted tasks that servers have lost since, in failovers, as far as they were counted before."""
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
@@ -393,22 +393,22 @@ class LookAhead:
 
     @property
     def held(self) -> int:
-        """Number of tasks read ahead. Tasks that wait in lanes count only if they are very many: they are spilled, but
-        perhaps not as fast as others come."""
+        """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
+        the arrival of others."""
         behind = sum(partition.lanes.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
         return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
 
     def woken(self, partition: int) -> None:
-        """A put with a near due time went to this partition."""
+        """Note a put with a near due time in this partition."""
         self._woken.add(partition)
 
     def reconnected(self) -> None:
-        """Wake-ups may have been missed: look at everything."""
+        """Look at everything: wake-ups may have been missed."""
         self._woken.update(self._owned)
 
     async def step(self) -> float:
-        """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
+        """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
         self.room.measure()
         self._look_at_lanes()
@@ -419,9 +419,9 @@ class LookAhead:
         try:
             more = await self._read(now_ms)
         finally:
-            self._let_begin()  # also if one server is unavailable: these may be on another
+            self._let_begin()  # even if one server is unavailable: these may be on another
         if failure is not None:
-            raise failure  # only now: an unavailable server must not keep the others from being read
+            raise failure  # raise late: an unavailable server must not keep the others from being read
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
@@ -442,7 +442,7 @@ class LookAhead:
             partition.lanes.fill(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
-        # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.
+        # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
         return not now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms
 
     async def _poll(self, now_ms: int) -> StoreError | None:
@@ -472,7 +472,7 @@ class LookAhead:
         return failure
 
     def _rolled_back(self, partition: Partition, count: int) -> None:
-        """The server knows of fewer tasks than before: a failover, or a restart, lost what was written last."""
+        """Record that the server has fewer tasks than before: a failover or restart lost its last writes."""
         missing = self.accepted[partition.number] - count
         self.forgotten += missing
         self.accepted[partition.number] = count
@@ -496,7 +496,7 @@ class LookAhead:
         for one in wanted:
             one.needs_listing = False
             one.gone.clear()
-        # Slices that are held already must not use up the number: some may wait behind a lane for long.
+        # Slices in memory must not use up the number: some may wait behind a lane for a long time.
         limits = [SLICES_LISTED + len(one.slices) + len(one.strangers) for one in wanted]
         answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
         failure = None
@@ -506,7 +506,7 @@ class LookAhead:
                 continue
             partition.next_start_ms, partition.strangers = answer.next_ms, answer.strangers
             if answer.members == limit:
-                # There are more: look again when some of these are gone.
+                # There are more: list again when some of these are gone.
                 partition.next_start_ms = now_ms
             self._reconcile(partition, answer.slices)
             if partition.waits_for_listing:
@@ -529,7 +529,7 @@ class LookAhead:
             live.unread = True
 
     async def _read(self, now_ms: int) -> bool:
-        """Read a round of chunks, earliest slices first. True when there is more to read at once."""
+        """Read a round of chunks, earliest slices first. Return True if there is more to read at once."""
         until_ms = now_ms + self._window_ms
         wanted: list[LiveSlice] = []
         paced = False
@@ -551,7 +551,7 @@ class LookAhead:
         # Held tasks come last: there may be many, and the others are on time.
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
-        # Little room is no room: in a backlog every tick frees some, and reading a few rows at a time costs most.
+        # Treat little room as none: in a backlog every tick frees some, and reading few rows at a time is inefficient.
         most = self.room.tasks
         least = most // 8
         if held > most - least:
@@ -598,8 +598,8 @@ class LookAhead:
             count = min(rows, room)
             if live.pace is not None and self._owned[live.partition].is_paced(live):
                 count = min(count, PACED_ROWS)
-            # A lane's task waits until all that started before it is read: such slices are read to their end even
-            # when there is no room. Rows that do not fit are let go again.
+            # A lane's task waits until everything that started before it is read, so such slices are read to their end
+            # even if there is no room. Rows that do not fit are dropped again.
             blocked = self._owned[live.partition].blocked_ms >= live.slice.start_ms
             if count <= 0 and (blocked or live.blocks_its_lane):
                 count = rows

@@ -226,7 +226,7 @@ class Chains:
                 leaving.append(flight)
         return leaving
 
-    def plants(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
+    def next_occurrences(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
         """Return the changes that the server makes in the step in which these begin."""
         found = []
         for flight in flights:

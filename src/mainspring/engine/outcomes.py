@@ -36,11 +36,11 @@ from .slice import LiveSlice
 _KEY: Final = attrgetter("key")
 _ROW: Final = attrgetter("row")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
-"""Lateness is a whole number of milliseconds: a bound of 2.5 ms says the same as one of 2."""
+"""Lateness is a whole number of milliseconds, so a bound of 2.5 ms equals one of 2."""
 
 
 class Meters:
-    """By kind of target: the word before the colon."""
+    """Counts by kind of target: the word before the colon."""
 
     def __init__(self) -> None:
         self.fired: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Meters:
             counts.update(dict.fromkeys(kinds, 0))
 
     def settled(self, kind: str, took_s: float, done: int) -> None:
-        """One call of a sink is over."""
+        """Record that one call of a sink is over."""
         took_s = max(0.0, took_s)
         self.sink[kind].observe(took_s)
         if done:
@@ -71,7 +71,7 @@ class Meters:
             self.delivered[kind] += done
 
     def buried(self, kind: str, reason: str) -> None:
-        """A task is over without having been delivered."""
+        """Record that a task is over without having been delivered."""
         if has_expired(reason):
             self.expired[kind] += 1
         elif reason.startswith(DROPPED):
@@ -80,25 +80,25 @@ class Meters:
             self.dead[kind] += 1
 
     def began_late(self, kind: str, live: LiveSlice, flights: Sequence[Flight], began_ms: int) -> None:
-        """Tasks of one slice, in the order in which they left it."""
+        """Record the lateness of tasks of one slice, in the order in which they left it."""
         histogram = self.lateness[kind]
         since_ms = began_ms - live.from_ms
         if len(flights) > 1 and live.slice.end_ms <= began_ms:
-            # One that was overdue as a whole may have left in any order: its ends are those of its time.
+            # A slice that was overdue as a whole may have left in any order: the bounds of its time bound the lateness.
             if bisect_left(_BOUNDS_MS, since_ms) == bisect_left(_BOUNDS_MS, since_ms - live.slice.width_ms):
                 _add(histogram, flights[0], flights[-1], len(flights), since_ms)
                 return
             _add_unsorted(histogram, flights, since_ms, live.slice.width_ms)
             return
         if live.has_lanes or live.has_schedules:
-            flights = sorted(flights, key=_KEY)  # these leave when it is their turn
+            flights = sorted(flights, key=_KEY)  # tasks of lanes leave when it is their turn
         _add_run(histogram, flights, since_ms)
 
 
 def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int, width_ms: int) -> None:
-    """Flights in any order: for each bound among them, how many are later than it. Sorting them would cost more.
+    """Count, for each bound, the flights that are later; any order. Sorting them would cost more.
 
-    An entry begins with its offset, so it is less than the bytes of an offset if its own is.
+    An entry begins with its offset, so rows compare with the bytes of an offset as their offsets do.
     """
     rows = list(map(_ROW, flights))
     counted, since_offset = 0, 0
@@ -112,12 +112,12 @@ def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int
 
 
 def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
-    """Flights with rising offsets, so with falling lateness: for each bound among them, how many are later than it."""
+    """Count, for each bound, the flights that are later; their offsets rise, so their lateness falls."""
     start = 0
     latest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[0]))
     soonest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[-1]))
     for at in range(latest - 1, soonest - 1, -1):
-        # Later than the bound: due before (since - bound), which is the offset of none before the first.
+        # Later than the bound means due before (since - bound), more than the first flight's offset: never negative.
         stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]).to_bytes(4, "big"), start, key=_ROW)
         if stop > start:
             _add(histogram, flights[start], flights[stop - 1], stop - start, since_ms)
@@ -157,7 +157,7 @@ def _kind(flight: Flight) -> str:
 
 
 class Outcomes:
-    """Applies the retry policies."""
+    """Turns outcomes into retries and dead letters by the retry policies."""
 
     def __init__(self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None) -> None:
         self._policies = policies
@@ -196,8 +196,8 @@ class Outcomes:
         verdict = GiveUp(reason) if isinstance(outcome, Dead) else RetryWait(wait_ms)
         if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
             if self._lanes.of(flight.body.target).on_failure == "block":
-                # The worker reported another attempt: only the owner knows that the lane has been blocked too long.
-                outcome.brief = "its run on a worker failed"  # what its handler said stays with the task
+                # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
+                outcome.brief = "its run on a worker failed"  # the handler's message stays with the task
                 self._report(flight, outcome, reason, "parked")
             return self._park(partition, flight, reason)
         if isinstance(outcome, Dead):
@@ -207,20 +207,20 @@ class Outcomes:
     def _parks(
         self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: RetryWait | GiveUp, now_ms: int
     ) -> bool:
-        """Return True if this failure parks the lane until somebody acts."""
+        """Return True if this failure parks the lane until someone acts."""
         lane = flight.body.lane
         if lane is None or has_expired(outcome.reason) or outcome.reason.startswith(DROPPED):
             return False
         policy = self._lanes.of(flight.body.target)
         if policy.on_failure == "park":
             return True
-        # From its first failure: that it was put off before, untried, counts for nothing.
+        # Count from its first failure: untried postponements before it do not count.
         since_ms = now_ms if flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
         blocks = policy.on_failure == "block" and isinstance(verdict, RetryWait)
         return blocks and isinstance(verdict, RetryWait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
 
     def _park(self, partition: Partition, flight: Flight, reason: str) -> Settled:
-        """Head first into the lane's hold slice: there it waits with the others."""
+        """Move the head first into the lane's hold slice, where it waits with the others."""
         lane, now_ms = flight.body.lane, self._clock.now_ms()
         assert lane is not None
         self.meters.retried[_kind(flight)] += 1
@@ -266,7 +266,7 @@ class Outcomes:
         due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
         place = Slice.at(due_ms, SECOND_MS)
         body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
-        # A retry of a schedule's run is marked as well: its end is the end of the run.
+        # Flag the retry of a schedule's run too: the run ends when its last attempt does.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
         held = None
@@ -278,7 +278,7 @@ class Outcomes:
     def _hold_lane(
         self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
     ) -> LaneHold:
-        """The lane waits for this task. Kept on the server too: a new owner must know it."""
+        """Make the lane wait for this task. Recorded on the server too, for a new owner."""
         now_ms = self._clock.now_ms()
         partition.hold_policy.head_stands(lane, inside=parked)
         head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
@@ -322,7 +322,7 @@ class Outcomes:
 
 
 class Commits:
-    """One call after the other for each partition; what was not answered is kept there and sent again."""
+    """Sends one commit after another for each partition; unanswered ones are kept there and sent again."""
 
     def __init__(
         self,
@@ -340,8 +340,8 @@ class Commits:
         self._last = -1
 
     async def all(self, seconds: float = inf) -> StoreError | None:
-        """First how deliveries ended, then moves into hold slices; what takes longer than this is left for the next
-        time. A target that died may leave thousands of both at once, and others are due meanwhile."""
+        """Commit outcomes of deliveries first, then moves into hold slices. Leave what takes longer than `seconds` for
+        the next call: a target that died may cause thousands of both at once, while other tasks are due."""
         failure, until_s = None, time.monotonic() + seconds
         for partition in self._in_turn():
             while partition.has_outcomes and partition.unanswered is None:
@@ -352,7 +352,7 @@ class Commits:
         return failure
 
     def _in_turn(self) -> list[Partition]:
-        """Those with ends of deliveries before those that only move, and no partition twice before another once."""
+        """Order partitions: outcomes of deliveries before moves alone, and none twice before another once."""
         some = [one for one in self._owned.values() if one.has_outcomes]
         return sorted(some, key=lambda one: (not one.pending_writes.outcomes, one.number <= self._last, one.number))
 

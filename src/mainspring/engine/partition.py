@@ -1,4 +1,4 @@
-"""One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
+"""One owned partition: its slices, its lanes, its fencing token, and pending writes."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _NOTHING: Final[Mapping[LiveSlice, Sequence[int]]] = {}
 
 
 class Touched(NamedTuple):
-    """Slices that a call writes to, what it writes there, and how many tasks are finished with it."""
+    """Slices that a call writes to, the writes, and how many tasks they finish."""
 
     lives: list[LiveSlice]
     touches: list[Touch]
@@ -30,31 +30,31 @@ class Touched(NamedTuple):
 
 
 MOST_OUTCOMES: Final = 500
-"""Outcomes that one commit writes at most: the server does nothing else meanwhile."""
+"""Most outcomes that one commit writes: the server does nothing else meanwhile."""
 
 LaneHold = tuple[str, bytes]
-"""A lane and the failed head it waits for; nothing, once it waits no more."""
+"""A lane and the failed head it waits for; empty once the lane waits no more."""
 
 
 class Settled(NamedTuple):
-    """What became of a row, if the server has to be told more than that it is done.
+    """Outcome of a row, if the server needs more than its done bit.
 
     The done bit enters memory with the call that writes the rest, not before: any call may write any done bits.
     """
 
     live: LiveSlice | None = None
-    """None for a lane that continues without one of its tasks having ended here."""
+    """None for a lane that continues although none of its tasks has ended here."""
     row_index: int = -1
     fired: bool = True
     """False for rows that were never begun: repeats of one put, and damaged entries."""
     is_over: bool = True
-    """The task has ended: its lane and its schedule continue."""
+    """True if the task has ended: its lane and its schedule continue."""
     delivered: bool = False
     retry: NewPlace | None = None
     death: Death | None = None
     hold: LaneHold | None = None
     repeats: bool = False
-    """The row repeats a put: it is counted, and not delivered."""
+    """True if the row repeats a put: it is counted, but not delivered."""
 
     @property
     def is_plain(self) -> bool:
@@ -62,23 +62,23 @@ class Settled(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that a commit sends for it, roughly."""
+        """Approximate bytes that a commit sends for it."""
         row = 0 if self.retry is None else len(self.retry.row)
         return row if self.death is None else row + len(self.death.record)
 
 
 class PendingWrites:
-    """Changes that the next calls write. Done bits are taken back if the server wrote nothing."""
+    """Changes to be written by the next calls. Done bits are restored if the server wrote nothing."""
 
     def __init__(self) -> None:
         self.dirty: dict[LiveSlice, None] = {}
         """Slices with rows that are settled and not yet committed."""
         self.dirty_since = inf
         self.outcomes: deque[Settled] = deque()
-        """Outcomes that are to be written together with the done bits of their rows."""
+        """Outcomes to be written together with the done bits of their rows."""
 
     def ended(self, settled: Settled, now_s: float) -> None:
-        """Note how a task ended. Plain success is done at once; all else is done when it is written."""
+        """Record how a task ended. A plain success is done at once; any other outcome when it is written."""
         live = settled.live
         if live is None or not settled.is_plain:
             self.outcomes.append(settled)
@@ -88,7 +88,7 @@ class PendingWrites:
         self.settled(live, now_s)
 
     def settled(self, live: LiveSlice, now_s: float) -> None:
-        """Rows of this slice were settled: they have to be committed soon."""
+        """Record that rows of this slice were settled and have to be committed soon."""
         self.dirty[live] = None
         if self.dirty_since == inf:
             self.dirty_since = now_s
@@ -98,10 +98,10 @@ class PendingWrites:
         for live in lives:
             self.dirty.pop(live, None)
         if not self.dirty:
-            self.dirty_since = inf  # else the dispatcher would come again and again for a commit of nothing
+            self.dirty_since = inf  # otherwise the dispatcher would keep committing nothing
 
     def take_done(self, lives: Iterable[LiveSlice], begun: Mapping[LiveSlice, Sequence[int]] = _NOTHING) -> Touched:
-        """The done bits of these slices and the fired bits of what begins there."""
+        """Return the done bits of these slices, and the fired bits of rows that begin there."""
         some, touches, finished = list(lives), [], 0
         for live in some:
             touches.append(live.touch(begun.get(live, ()), commit=True))
@@ -114,7 +114,7 @@ class PendingWrites:
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             if touch.d:
-                # With the done bits goes their count: either both are written or none.
+                # The count goes with the done bits: both are written or neither is.
                 live.finished, finished = live.finished + finished, 0
                 live.bits.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
@@ -151,27 +151,27 @@ class HandingOff(NamedTuple):
 
     work: HandOff
     flights: list[Flight]
-    """In the order of the records."""
+    """Tasks, in the order of the records."""
     touched: list[LiveSlice]
     has_lanes: bool
 
 
 class HandedOff:
-    """Tasks of a partition that are with workers, as far as the owner has to track them."""
+    """Tasks of a partition that workers have, as far as the owner has to track them."""
 
     __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
 
     def __init__(self) -> None:
         self.ready: list[Flight] = []
-        """Begun, and to be handed off with the next call."""
+        """Begun tasks, to be handed off with the next call."""
         self.put_off: list[Flight] = []
-        """Another task of their id is in a queue: they are tried again."""
+        """Tasks whose id another task has in a queue: they are retried."""
         self.awaited: dict[bytes, Flight] = {}
-        """By address, tasks of lanes that are with workers: they stay fired until these have answered."""
+        """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
         self.answered: dict[bytes, LiveSlice] = {}
-        """Addresses whose acks can go as soon as the end of the task is committed."""
+        """Addresses whose acks can be deleted once the end of the task is committed."""
         self.cursor = 0
-        """How far the acks were read in this round."""
+        """Cursor of the acks in this round."""
 
     @property
     def is_watched(self) -> bool:
@@ -180,13 +180,13 @@ class HandedOff:
 
     @property
     def out(self) -> int:
-        """Fired rows whose end this owner need not wait for: the next owner resumes them."""
+        """Number of fired rows whose end this owner need not wait for: the next owner resumes them."""
         flights = (*self.awaited.values(), *self.put_off)
         return sum(not flight.live.forgotten for flight in flights)
 
 
 MOST_MOVES: Final = 200
-"""Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""
+"""Most tasks that one commit moves into hold slices: the server does nothing else meanwhile."""
 
 NOTHING_TAKEN: Final = TakenMoves([], [], {}, [])
 
@@ -200,14 +200,14 @@ class Partition:
         self.token = token
         self.seq = 0
         self.lease_until = lease_until
-        """On this machine's monotonic clock, counted from when the request for the lease was sent."""
+        """End of the lease on this machine's monotonic clock, counted from when the request for it was sent."""
         self.closing_since = inf
-        """On the same clock: since then nothing new begins here, for another node waits for the partition."""
+        """Time (same clock) since when nothing new begins here, because another node waits for the partition."""
         self.open_until = 0.0
-        """Until then it stays open: it could not be drained in time."""
+        """Time until which it stays open because it could not be drained in time."""
         self.closed_in_vain = 0
         self.slices: dict[Slice, LiveSlice] = {}
-        """In the order of their starts."""
+        """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
         self.pending_writes = PendingWrites()
@@ -216,38 +216,38 @@ class Partition:
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
         self._taken = NOTHING_TAKEN
-        """Moves into hold slices of the commit in progress."""
+        """Moves into hold slices in the current commit."""
         self.unanswered: BeginCall | Commit | HandingOff | None = None
-        """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
+        """Call whose reply was lost: it must be repeated unchanged before anything else."""
         self.handed = HandedOff()
         self.chains = Chains()
-        """The schedules that live here."""
+        """The schedules of this partition."""
         self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
         """A lane's task waits for slices that start by then and are not read to their end."""
         self.waits_for_listing = False
-        """Some of these are not even known: until they are, whatever begins would be refused again."""
+        """True if some of these slices are still unknown: until a listing, a begin would be refused again."""
         self.gone: dict[Slice, float] = {}
-        """Slices dropped since the last listing was asked for, which may still show them; with their incarnations."""
+        """Slices (with incarnations) dropped since the last listing was requested, which may still show them."""
         self.next_start_ms: int | None = None
-        """Start of the earliest slice that lies beyond the horizon."""
+        """Start of the earliest slice beyond the horizon."""
         self.strangers: list[Stranger] = []
-        """Members of its sorted set of slices that are no slices."""
+        """Members of its sorted set of slices that are not slices."""
 
     @property
     def holds_lease(self) -> bool:
-        """Asked right after the clock was read it also says whether that can be trusted: a server has spoken since any
-        jump. What is placed by a clock that has jumped may stand an hour away; whoever owns the partition next does it
-        in time."""
+        """True while the lease lasts. Asked right after a clock reading, it also vouches for that reading: a server has
+        replied since any jump of the clock. Otherwise a wrong clock might place work an hour away, which the next owner
+        would do in time."""
         return steady_s() < self.lease_until
 
     @property
     def may_begin(self) -> bool:
         return not (self.closing or self.waits_for_listing)
 
-    # -- what waits ----------------------------------------------------------------------------------
+    # -- waiting tasks ----------------------------------------------------------------------------------
 
     def survey(self) -> None:
         """Find out when the next task is due; called after every change of what waits."""
@@ -255,7 +255,7 @@ class Partition:
         for live in self.slices.values():
             if live.from_ms >= soonest:
                 break
-            queue = live.queue  # asked straight: this runs in every tick, over all slices
+            queue = live.queue  # read directly: this runs in every tick, over all slices
             if queue and not live.blocks_its_lane and (live.pace is None or self.due_selector.room_of(live, 1)):
                 soonest = min(soonest, live.from_ms + queue.first_offset)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
@@ -276,22 +276,22 @@ class Partition:
 
     @property
     def drained(self) -> bool:
-        """Everything that was begun is finished, or with workers, and the server knows it."""
+        """True if all begun tasks are finished or with workers, and the server knows it."""
         if self.pending_writes.dirty or self.has_outcomes or self.unanswered is not None:
             return False
         return sum(live.out for live in self.slices.values()) == self.handed.out
 
     @property
     def has_outcomes(self) -> bool:
-        """Also tasks on their way into hold slices: these are not done before they are taken along."""
+        """True if outcomes are unwritten, including tasks being moved into hold slices."""
         return bool(self.pending_writes.outcomes) or self.hold_policy.has_outcomes
 
     # -- begin ---------------------------------------------------------------------------------------
 
     def begin(self, now_ms: int, limit: int, *, commit: bool, whole: bool = False) -> BeginCall | None:
-        """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one.
+        """Begin everything due by now (up to the limit); with `commit`, also write what was settled since the last one.
 
-        With `whole` it begins no part of a slice that is overdue as a whole: it has its turn soon.
+        With `whole`, begin no part of a slice that is overdue as a whole: its turn comes soon.
         """
         leaving = self.due_selector.take(self.slices, now_ms, limit, whole=whole)
         self.survey()
@@ -299,7 +299,7 @@ class Partition:
         return self._section(leaving, touched, now_ms) if touched.lives else None
 
     def is_paced(self, live: LiveSlice) -> bool:
-        """Its rows leave little by little: few of them are needed in memory."""
+        """Return whether its rows leave gradually: then few are needed in memory."""
         return live.pace is not None and self.holders.room(live.pace) is not None
 
     def _touch(self, leaving: Leaving, *, commit: bool) -> Touched:
@@ -314,9 +314,9 @@ class Partition:
         due_ms = leaving.max_due_ms if flights else None
         lanes = any(live.has_lanes for live in places) and any(flight.body.lane is not None for flight in flights)
         known = self._known(leaving.max_due_ms) if lanes else []
-        plants = self.chains.plants(flights, now_ms) if any(live.has_schedules for live in places) else ()
+        following = self.chains.next_occurrences(flights, now_ms) if any(live.has_schedules for live in places) else ()
         done, touches = touched.finished, touched.touches
-        section = Section(self.number, self.token, self.seq + 1, due_ms, done, touches, known, plants)
+        section = Section(self.number, self.token, self.seq + 1, due_ms, done, touches, known, following)
         return BeginCall(section, flights, touched.lives, leaving.alike)
 
     def _known(self, max_due_ms: int) -> list[Known]:
@@ -326,14 +326,14 @@ class Partition:
             for live in self.slices.values()
             if live.from_ms < limit and not live.slice.is_hold
         ]
-        # The server counts every member of the set, also these, which are not read.
+        # The server counts every member of the set, including these, which are not read.
         strangers = [one for one in self.strangers if one.score * 1000 < limit]
         return slices + [Known(name, self.keys.slices, repr(score), UNREAD) for name, score in strangers]
 
     # -- answers ---------------------------------------------------------------------------------------
 
     def begun(self, begun: BeginCall, x: list[bytes]) -> list[Flight]:
-        """The server has the fired bits: these flights leave now, less those that were cancelled before."""
+        """Record that the server has the fired bits; return the flights that leave now, without cancelled ones."""
         self.seq = begun.section.seq
         _prove(begun.touched, begun.section.touches)
         leaving, cancelled = begun.part(x)
@@ -342,22 +342,22 @@ class Partition:
             self.pending_writes.settled(flight.live, 0.0)
             self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched) and self.chains.begun(begun.flights, leaving):
-            self.needs_listing = True  # some of the following occurrences are near
+            self.needs_listing = True  # some of the next occurrences are near
         return leaving
 
     def take_back(self, begun: BeginCall) -> None:
-        """The server wrote nothing: everything waits again, and what was done has still to be committed."""
+        """Undo a call that wrote nothing: everything waits again, and done bits still have to be committed."""
         self.due_selector.take_back(begun)
         self.pending_writes.take_back(begun)
         self.survey()
 
     def forget(self, live: LiveSlice) -> None:
-        """Read a slice again, bitmaps included: its list on the server is not the one that was read."""
+        """Read a slice again, including its bitmaps: its list on the server is not the one that was read."""
         self.remove(live)
         self.needs_listing = True
 
     def block(self, max_due_ms: int) -> None:
-        """A lane's task cannot leave before every slice of its second, and all earlier ones, are read to their end."""
+        """Block lanes until every slice of that second, and all earlier ones, are read to their end."""
         self.blocked_ms = _second_end(max_due_ms) - 1
         self.needs_listing = self.waits_for_listing = True
 
@@ -382,47 +382,47 @@ class Partition:
     # -- outcomes -----------------------------------------------------------------------------------
 
     def ended(self, flight: Flight, settled: Settled) -> None:
-        """A flight has landed. If its task is over, the next one of its lane may leave."""
+        """Record the end of a flight. If its task is over, the next one of its lane may leave."""
         if settled.is_over and flight.body.lane is not None:
             settled = settled._replace(hold=self._free_lane(flight.body.lane, flight.idh))
         self.pending_writes.ended(settled, monotonic())
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
-        """Let the next task of a lane leave if this was its head. Return what the server has to be told of it."""
+        """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
         if not self.lanes.free(lane, idh) or not self.lanes.let_go(lane):
             return None
         self.hold_policy.lane_is_free(lane)
         return lane, b""
 
     def _lane_may_go_on(self, flight: Flight) -> None:
-        """Free a lane whose head was cancelled or moved. A failed head may have another time now: then the lane waits
+        """Free a lane whose head was cancelled or moved. A failed head may have been rescheduled: then the lane waits
         until `HoldWatch` has asked the server about it."""
         lane = flight.body.lane
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)
         elif lane is not None:
-            self._free_lane(lane, flight.idh)  # the server knows nothing of it
+            self._free_lane(lane, flight.idh)  # the server has no record of it
 
     @property
     def quiet(self) -> bool:
-        """The server knows of every retry that was placed."""
+        """True if the server knows of every retry that was placed."""
         return self.unanswered is None and not self.has_outcomes
 
     def head_is_gone(self, lane: str, idh: bytes) -> None:
-        """The failed head of a lane was cancelled, given up or replaced: the next one may leave."""
+        """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
         if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
             self.pending_writes.outcomes.append(Settled(hold=hold))
 
     def took(self, live: LiveSlice, now_s: float) -> None:
-        """Rows were read: note what needs no delivery, and when the next is due."""
+        """Handle rows just read: record those that need no delivery, and when the next is due."""
         if live.bits.dirty:
             self.pending_writes.settled(live, now_s)
         for index in live.row_filter.repeats:
             self.pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
         live.row_filter.repeats = []
-        for prefix in live.row_filter.tombs:
+        for prefix in live.row_filter.tombstones:
             self.lanes.ask_first(prefix)
-        live.row_filter.tombs = []
+        live.row_filter.tombstones = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []
@@ -430,7 +430,7 @@ class Partition:
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
     def answered(self) -> None:
-        """A commit is written, or will not be."""
+        """Forget the current commit: it is written, or will not be."""
         self._taken.answered()
         self._taken = NOTHING_TAKEN
         self.lanes.wake_barred()
@@ -442,11 +442,11 @@ class Partition:
         _prove(touched, [by_name[live.name] for live in touched])
 
     def commit(self) -> Commit:
-        """As many outcomes as one call may write, with the done bits they belong to; then moves into hold slices."""
+        """Return a commit: as many outcomes as one call may write, with their done bits, then moves."""
         settled = self.pending_writes.take_outcomes()
         retries = [one.retry for one in settled if one.retry is not None]
         parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
-        # Nothing moves behind the failed head of a lane before the server knows of the head.
+        # Move nothing behind the failed head of a lane before the server knows of the head.
         self._taken = self.hold_policy.take_moves(0 if self.pending_writes.outcomes else MOST_MOVES, parked)
         ended = (one.live for one in settled if one.live is not None and not one.live.forgotten)
         done = self.pending_writes.take_done(dict.fromkeys((*ended, *self._taken.lives)))
@@ -466,7 +466,7 @@ class Partition:
 
 
 def _second_end(ms: int) -> int:
-    """Slices are known to the server by the second in which they start."""
+    """Return the end of the second: the server knows slices by the second in which they start."""
     return (ms // 1000 + 1) * 1000
 
 

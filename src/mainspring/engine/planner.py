@@ -391,7 +391,7 @@ class Planner:
         return repaired
 
     async def _schedule_again(self, number: int, name: str, link: ChainState, state: str) -> int:
-        written = await schedules.plant_anew(self._store, number, name, link.claim, state)
+        written = await schedules.schedule_again(self._store, number, name, link.claim, state)
         if written != "ok":
             return 0  # it advanced meanwhile, or the next check handles it
         self.rescheduled += 1

@@ -1,4 +1,4 @@
-"""A slice as its owner holds it: how far its list is read, which rows wait, and the fired and done bits."""
+"""A slice in its owner's memory: how far its list is read, which rows wait, and the fired and done bits."""
 
 from array import array
 from bisect import bisect_left, insort
@@ -6,7 +6,18 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
-from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header, is_tomb
+from ..store.codec import (
+    FORWARD,
+    HEADER_BYTES,
+    INDEXED,
+    LANE,
+    RESENT,
+    SCHEDULED,
+    TOMBSTONE,
+    TOMBSTONE_BYTES,
+    header,
+    is_tombstone,
+)
 from ..store.keys import HOUR_MS, PartitionKeys, Slice
 from ..store.owner.fire import WHOLE, Touch
 
@@ -17,7 +28,7 @@ _SMALL_BYTES: Final = 1024
 
 
 class Bitmaps:
-    """One bit for each row, by its place in the list; what goes to the server are ranges of bytes."""
+    """One bit per row, by index in the list; ranges of bytes are sent to the server."""
 
     __slots__ = ("dirty_high", "dirty_low", "done", "fired", "redo")
 
@@ -27,10 +38,10 @@ class Bitmaps:
         self.redo = bytearray()
         """Rows fired by a former owner and not done: to be delivered again."""
         self.dirty_low, self.dirty_high = _END, -1
-        """Rows settled since the last commit lie between these."""
+        """Range of the rows settled since the last commit."""
 
     def load(self, fired: bytes, done: bytes) -> None:
-        """Take over from a former owner: what was fired and is not done goes out again."""
+        """Load a former owner's bits: rows that were fired and are not done are delivered again."""
         self.fired, self.done = bytearray(fired), bytearray(done)
         kept = int.from_bytes(fired, "little") & ~int.from_bytes(done.ljust(len(fired), b"\0"), "little")
         self.redo = bytearray(kept.to_bytes(max(len(fired), len(done)), "little"))
@@ -46,7 +57,7 @@ class Bitmaps:
     # -- fired ---------------------------------------------------------------------------------------
 
     def had_its_turn(self, index: int) -> bool:
-        """Done, or fired by this owner."""
+        """Return whether a row is done, or was fired by this owner."""
         if is_set(self.done, 0, index):
             return True
         return is_set(self.fired, 0, index) and not is_set(self.redo, 0, index)
@@ -68,7 +79,8 @@ class Bitmaps:
         return low, bytes(fired[low : high + 1])
 
     def unfire(self, indexes: list[int]) -> None:
-        """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
+        """Clear the fired bits of rows that did not leave. Rows fired by a former owner stay fired: they may have been
+        delivered."""
         for i in indexes:
             if not is_set(self.redo, 0, i):
                 self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
@@ -79,14 +91,14 @@ class Bitmaps:
         done = self.done
         for i in indexes:
             done[i >> 3] |= _MASK[i & 7]
-        if len(done) <= _SMALL_BYTES:  # written whole: where in it does not matter
+        if len(done) <= _SMALL_BYTES:  # written whole: the position does not matter
             self.dirty_low, self.dirty_high = 0, max(self.dirty_high, len(done) * 8 - 1)
         else:
             self.dirty_low = min(self.dirty_low, min(indexes))
             self.dirty_high = max(self.dirty_high, max(indexes))
 
     def settle_all_fired(self, last: int) -> None:
-        """All that were fired are done, with those that never had to fire; `last` is the last row there is."""
+        """Mark all fired rows as done, and those that never had to fire; `last` is the index of the last row."""
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
         self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
         self.dirty_low, self.dirty_high = 0, max(last, self.dirty_high)
@@ -103,14 +115,14 @@ class Bitmaps:
         """Number of rows done from the start on, in whole bytes."""
         return (len(self.done) - len(self.done.lstrip(b"\xff"))) * 8
 
-    # -- what has to be committed --------------------------------------------------------------------
+    # -- to commit --------------------------------------------------------------------
 
     @property
     def dirty(self) -> bool:
         return self.dirty_high >= 0
 
     def take_dirty(self) -> tuple[int, bytes]:
-        """The range of done bytes to commit."""
+        """Return the range of done bytes to commit."""
         if self.dirty_high < 0:
             return 0, b""
         low, high = self.dirty_low >> 3, self.dirty_high >> 3
@@ -118,7 +130,7 @@ class Bitmaps:
         return (WHOLE, bytes(self.done)) if len(self.done) <= _SMALL_BYTES else (low, bytes(self.done[low : high + 1]))
 
     def untake_dirty(self, d_at: int, d: bytes) -> None:
-        """The range was not written: it has to be committed again."""
+        """Restore a range that was not written: it has to be committed again."""
         if d:
             first = max(d_at, 0)
             self.dirty_low = min(self.dirty_low, first * 8)
@@ -133,7 +145,7 @@ def _set_range(bits: bytearray, first: int, end: int) -> None:
 
 
 def is_set(bits: bytes | bytearray, first_byte: int, index: int) -> bool:
-    """A bit of a byte range that starts at `first_byte`; bytes beyond its end count as zero."""
+    """Return a bit of a byte range that starts at `first_byte`; bytes beyond its end count as zero."""
     at = (index >> 3) - first_byte
     return 0 <= at < len(bits) and bits[at] & _MASK[index & 7] != 0
 
@@ -148,7 +160,7 @@ _OFFSET: Final = itemgetter(slice(4))
 
 
 class Due(NamedTuple):
-    """Rows that leave: their places in the list, in the same order the rows themselves, and the latest offset."""
+    """Rows that leave: their indexes, the rows themselves in the same order, and the latest offset."""
 
     indexes: Sequence[int]
     rows: list[bytes | None]
@@ -156,7 +168,7 @@ class Due(NamedTuple):
 
 
 class DueRows:
-    """The rows of one pass over the list; those that have left, or were left out, are gone from it.
+    """The rows of one pass over the list; rows that left, or were dropped, are removed.
 
     A row's key is `offset << 32 | index`: sorting keys sorts by millisecond, then by arrival.
     """
@@ -173,7 +185,7 @@ class DueRows:
         """Keys of waiting rows, from `at` on."""
         self.at = 0
         self.loose = False
-        """`due` is unsorted: it is sorted when the order matters."""
+        """Keys of waiting rows in no order; sorted when the order matters."""
         self.fresh = _NONE
         """Further waiting rows, a range of indexes: their keys are computed when the order matters."""
         self.first, self.latest = END, 0
@@ -182,14 +194,14 @@ class DueRows:
     def __len__(self) -> int:
         return len(self.due) - self.at + len(self.fresh)
 
-    # -- coming --------------------------------------------------------------------------------------
+    # -- adding --------------------------------------------------------------------------------------
 
     def keeps_order(self, count: int) -> bool:
         """Return True if `count` more rows can be inserted in order."""
         return count <= FEW and self.at < len(self.due) and not self.loose
 
     def add_fresh(self, first: int, least: int, latest: int) -> None:
-        """Rows from `first` on to the last that was read; their offsets lie between these."""
+        """Add the rows from `first` to the last one read; their offsets lie between `least` and `latest`."""
         if self.fresh and self.fresh.stop != first:
             apart, self.fresh = self.fresh, _NONE
             self.add(self.keys(apart))
@@ -220,7 +232,7 @@ class DueRows:
             self._nothing_waits()
             self.due = due
 
-    # -- who is next ---------------------------------------------------------------------------------
+    # -- the next row ---------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
@@ -241,7 +253,7 @@ class DueRows:
         self.put_in_order()
         return bisect_left(self.due, bound, self.at) - self.at
 
-    # -- going ---------------------------------------------------------------------------------------
+    # -- taking ---------------------------------------------------------------------------------------
 
     def take(self, bound: int, limit: int) -> Due:
         """Take rows with smaller keys, in order, up to the limit."""
@@ -293,21 +305,21 @@ def _indexes(keys: list[int]) -> list[int]:
 
 
 class RowFilter:
-    """Filters rows that were read: some have left already, are cancelled, repeated, or damaged."""
+    """Filters rows that were read: some have left already, or are cancelled, repeated, or damaged."""
 
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs", "tombs")
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs", "tombstones")
 
     def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
         self._width_ms = width_ms
         self._bits = bits
         self._held = held
         self.dedupe = False
-        """Some put was sent twice: all copies of one task are one task."""
+        """True if some put was sent twice: all copies of one task count as one."""
         self.repeats: list[int] = []
         """Rows that repeat a put, until the partition takes them: they are counted together with their done bits."""
         self.damaged = False
-        """Some row has an impossible header: decode each row separately."""
-        self.tombs: list[bytes] = []
+        """True if some row has an impossible header: decode each row separately."""
+        self.tombstones: list[bytes] = []
         """First bytes of the id hashes of cancelled rows, until the partition takes them."""
         self.start_pass()
 
@@ -317,14 +329,14 @@ class RowFilter:
         """Rows of four bytes: cancelled if the server has marked them, otherwise damaged."""
 
     def filter(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
-        """Keys of the rows from `first` on that still have to fire; the rest is let go, and marked done where it needs
-        no delivery. Before `seen` an earlier window had all keys below `low`."""
+        """Return the keys of rows from `first` on that still have to fire. Drop the others, and mark those done that
+        need no delivery. An earlier window had all rows before `seen` with keys below `low`."""
         some = [row or b"" for row in rows[first:]]
         heads = offsets(row[:4].ljust(4, b"\0") for row in some)
         keys = []
         for i, row in enumerate(some, first):
             whole = len(row) >= HEADER_BYTES
-            # Every copy is registered, also one that has left already.
+            # Register every copy, also one that has left already.
             repeated = self.dedupe and whole and self._is_repeat(row, i)
             if i in self._held or self._bits.had_its_turn(i):
                 rows[i] = None
@@ -332,17 +344,17 @@ class RowFilter:
                 self.repeats.append(i)
                 self._held.add(i)
                 rows[i] = None
-            elif len(row) == TOMB_BYTES:
+            elif len(row) == TOMBSTONE_BYTES:
                 self.stubs[i] = row
                 rows[i] = None
-            elif whole and row[4] & TOMB and is_tomb(row):
+            elif whole and row[4] & TOMBSTONE and is_tombstone(row):
                 if not row[4] & FORWARD:
-                    self.tombs.append(row[5:HEADER_BYTES])
+                    self.tombstones.append(row[5:HEADER_BYTES])
                 self._bits.settle([i])
                 rows[i] = None
             else:
-                # A damaged entry has no time of its own; it goes out at once, to the dead letters.
-                damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self._width_ms or row[4] & TOMB != 0
+                # The due time of a damaged entry is unknown: send it to the dead letters at once.
+                damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self._width_ms or row[4] & TOMBSTONE != 0
                 self.damaged = self.damaged or damaged
                 key = i if damaged else (heads[i - first] << 32) | i
                 if i < seen and key < low:
@@ -352,17 +364,17 @@ class RowFilter:
         return keys
 
     def judge_stubs(self, first_byte: int, cancelled: bytes) -> list[tuple[int, bytes]]:
-        """By the bits of the server, from this byte on: those that are marked need no delivery. Returns the others."""
+        """Mark cancelled rows done by the server's bits, which start at this byte; return the other rows."""
         marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
         if marked:
-            self.tombs += map(self.stubs.pop, marked)
+            self.tombstones += map(self.stubs.pop, marked)
             self._bits.settle(marked)
         damaged, self.stubs = list(self.stubs.items()), {}
         self.damaged = self.damaged or bool(damaged)
         return damaged
 
     def _is_repeat(self, row: bytes, index: int) -> bool:
-        # Only plain puts are sent twice. A retry or a moved task has its original's idh and is a task of its own.
+        # Only plain puts are sent twice. A retry or a moved task has its original's id hash but is a separate task.
         if row[4] & INDEXED:
             return False
         return self._first_of.setdefault(row[5:HEADER_BYTES], index) != index
@@ -372,7 +384,7 @@ _FLAGS: Final = itemgetter(4)
 _PLAIN: Final = frozenset(
     indexed | lane | scheduled for indexed in (0, INDEXED) for lane in (0, LANE) for scheduled in (0, SCHEDULED)
 )
-"""Flags of entries that nothing was done to."""
+"""Flags of plain entries, which were never changed."""
 
 
 class LiveSlice:
@@ -392,14 +404,14 @@ class LiveSlice:
         self.keys = keys.slice_keys(self.name)
         self.g_text = repr(g)
         self.inherited = True
-        """A former owner may have fired some of it: its bitmaps have to be read first."""
+        """True if a former owner may have fired some rows: the bitmaps have to be read first."""
         self.slice = place
         self.from_ms = place.from_ms
-        """Start of the offsets of its rows."""
+        """Time from which the offsets of its rows count."""
         self.suspended = False
         """True for a hold slice whose hold lasts: it is not read."""
         self.pace: str | None = None
-        """Key of the hold that lets its tasks out gradually (held or overdue tasks without lanes)."""
+        """Key of the hold that releases its tasks gradually (held or overdue tasks without lanes)."""
         self.g = g
         self.forgotten = False
         self.has_lanes = False
@@ -412,7 +424,7 @@ class LiveSlice:
         self.unread = True
         """True if the server may have rows that were not read."""
         self.read_rows = self.read_bytes = 0
-        """Rows and bytes read in all passes, without the remains of cancelled tasks, which are tiny."""
+        """Rows and bytes read in all passes, without tombstones, which are tiny."""
         self.out = 0
         """Number of rows fired and not settled."""
         self.finished = 0
@@ -420,11 +432,11 @@ class LiveSlice:
         self.bits = Bitmaps()
         self.row_filter = RowFilter(place.width_ms, self.bits, self.held)
         self.needs_filter = False
-        """Some rows were fired before this pass over the list: filter each row."""
+        """True if some rows were fired before this pass over the list: filter each row."""
         self.tail, self.tail_index = b"", -1
         """The last row read: while the server still has it, all rows before it are those that were read."""
         self.proven = -1
-        """The last row that the server has confirmed in an answered call."""
+        """The last row that the server has confirmed in a reply."""
         self.low, self.high = 0, END
         self._start_pass(0)
 
@@ -432,17 +444,17 @@ class LiveSlice:
         self.passes += 1
         self.kept = END
         self.seen = seen
-        # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
+        # A hold slice is read many times, a window at a time, and its finished rows are mostly at its start.
         self.cursor = self._finished_rows() if self.slice.is_hold and not self.row_filter.dedupe else 0
         self.deferred = 0
         self.queue = DueRows(self.cursor)
-        """The rows that were read in this pass, and which of them wait."""
+        """The rows read in this pass, and which of them wait."""
         self.row_filter.start_pass()
 
     # -- reading -----------------------------------------------------------------------------------
 
     def load_bitmaps(self, fired: bytes, done: bytes) -> None:
-        """Take over from a former owner: what was fired and is not done goes out again."""
+        """Load a former owner's bits: rows that were fired and are not done are delivered again."""
         self.bits.load(fired, done)
         self.needs_filter = bool(fired or done)
         self.inherited = False
@@ -461,16 +473,16 @@ class LiveSlice:
         try:
             flags = set(map(_FLAGS, rows))
         except IndexError:  # an entry shorter than its flags: cancelled, or damaged
-            flags = {TOMB, *(row[4] for row in rows if len(row) > 4)}
+            flags = {TOMBSTONE, *(row[4] for row in rows if len(row) > 4)}
         if not self.row_filter.dedupe and any(flag & RESENT for flag in flags):
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
         if self.has_lanes:
-            self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
+            self.pace = None  # a lane's earlier task must not wait here while its later ones leave
         queue = self.queue
         plain = bool(rows) and not self.needs_filter and not self.row_filter.dedupe and flags <= _PLAIN
-        # Offsets come first in an entry: the largest entry has the largest.
+        # An entry begins with its offset, so entries sort by offset.
         least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
         queue.rows += rows
         if plain and latest < self.slice.width_ms and len(whole) == len(rows):
@@ -490,7 +502,7 @@ class LiveSlice:
         return self.waiting - waiting
 
     def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
-        """Rows of four bytes that are not marked as cancelled go out at once, to the dead letters."""
+        """Send unmarked four-byte rows to the dead letters at once: they are damaged, not cancelled."""
         self.step_back(self.row_filter.judge_stubs(first_byte, cancelled))
 
     def _within_window(self, keys: list[int]) -> list[int]:
@@ -501,7 +513,7 @@ class LiveSlice:
         return kept
 
     def trim(self, keep: int) -> int:
-        """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
+        """Keep only the earliest rows; the others are read again in a later pass. Return how many were dropped."""
         gone = self.queue.cut(keep)
         if gone:
             self.high, self.kept = gone[0], keep
@@ -524,16 +536,16 @@ class LiveSlice:
             self.high = max(0, until_ms - self.from_ms) << 32
 
     def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
-        """True when rows were left out, their time comes near, and most of those held have left."""
+        """Return True if rows were left out, their time comes near, and most of the rows in memory have left."""
         if not self.deferred or self.unread:
             return False
         near = self.from_ms + (self.high >> 32) <= now_ms + ahead_ms
         return near and self.waiting <= self.kept // 4
 
     def next_window(self, until_ms: int) -> int:
-        """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
+        """Start another pass over the list for rows after the last window's end. Return how many rows were dropped."""
         let_go = self.waiting
-        # Rows that were put back may lie beyond the end of the window, with dropped rows before them.
+        # Rows that were put back may lie beyond the end of the window, after dropped rows.
         self.low = min(self.queue.first_key, self.high)
         seen = self.cursor
         self._start_pass(seen)
@@ -544,14 +556,14 @@ class LiveSlice:
         return let_go
 
     def restart(self, *, dedupe: bool = False) -> None:
-        """Read the list again from its start; what this owner fired is skipped."""
+        """Read the list again from its start; skip rows that this owner has fired."""
         self.row_filter.dedupe = self.row_filter.dedupe or dedupe
         self.low, self.high = 0, END
         self.needs_filter = True
         self._start_pass(0)
         self.unread = True
 
-    # -- holding back --------------------------------------------------------------------------------
+    # -- holding --------------------------------------------------------------------------------
 
     def suspend(self) -> None:
         """Drop all waiting rows and read nothing until `resume`."""
@@ -568,8 +580,8 @@ class LiveSlice:
         return self.unread and self.slice.is_hold and (self.has_lanes or not self.cursor)
 
     def move_out(self, indexes: list[int]) -> tuple[int, bytes]:
-        """Rows leave for another slice without having been begun: fired and done in one step. Returns the range of
-        fired bytes that changed."""
+        """Move rows to another slice before they were begun: fired and done in one step. Return the changed range of
+        fired bytes."""
         changed = self.bits.fire(indexes)
         self.settle_many(indexes)
         self.held.difference_update(indexes)
@@ -595,10 +607,10 @@ class LiveSlice:
         return self.from_ms + queue.first_offset if queue else None
 
     def take_due(self, now_ms: int, limit: int) -> Due:
-        """Rows due by now, in due order; they no longer wait.
+        """Return the rows due by now, in due order, and stop them waiting.
 
-        A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
-        nothing has to be sorted. Lanes choose their order for themselves.
+        A large slice that is wholly overdue leaves in list order: its rows are later than their order matters, and
+        nothing has to be sorted. Lanes choose their own order.
         """
         queue = self.queue
         if self.slice.end_ms <= now_ms and FEW < len(queue) <= limit and self.high == END:
@@ -609,10 +621,10 @@ class LiveSlice:
         self.queue.add(keys)
 
     def step_back(self, rows: Iterable[tuple[int, bytes]]) -> None:
-        """Rows that were held back, with their keys, wait again.
+        """Make rows that were held wait again; given with their keys.
 
-        Another pass over the list may have begun since. It has let go of those it has passed already; to the others it
-        comes, and must not take them for rows that left in an earlier window.
+        Another pass over the list may have begun since. It has dropped the rows that it has passed; it will reach the
+        others, and must not mistake them for rows that left in an earlier window.
         """
         keys = []
         for key, row in rows:
@@ -637,7 +649,8 @@ class LiveSlice:
         return self.bits.to_redo(index)
 
     def unmark_fired(self, indexes: list[int]) -> None:
-        """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
+        """Clear the fired bits of rows that did not leave. Rows fired by a former owner stay fired: they may have been
+        delivered."""
         self.out -= len(indexes)
         self.held.difference_update(indexes)
         self.bits.unfire(indexes)
@@ -653,13 +666,13 @@ class LiveSlice:
             self.let_rows_go()
 
     def reopen(self, index: int) -> None:
-        """A row that was settled is under way after all: it is fired, and not done."""
+        """Mark a settled row as in flight after all: fired, and not done."""
         self.out += 1
         self.bits.unsettle(index)
         self.held.add(index)
 
     def let_rows_go(self) -> None:
-        """Drop the bytes of all rows when none waits; a row that has to wait again is read again."""
+        """Drop the bytes of all rows if none waits; a row that has to wait again is read again."""
         if not self.held:
             self.queue.drop_all_rows()
             self.passes += 1
@@ -674,10 +687,10 @@ class LiveSlice:
                 rows[i] = None
 
     def touch(self, begun: Sequence[int], *, commit: bool) -> Touch:
-        """Mark rows as fired and hand over what has to be written: those bits, and the done bits since last time.
+        """Mark rows as fired; return what has to be written: their bits, and the done bits since the last call.
 
-        Rows that an answered call has proven need no proof again: had the server lost them since, it would have
-        lost that call too, and the sequence number would show it.
+        Rows confirmed in an earlier reply need no further proof: had the server lost them since, it would also have
+        lost that call, and the sequence number would show it.
         """
         f_at, f = self.mark_fired(begun) if begun else (0, b"")
         d_at, d = self.bits.take_dirty() if commit else (0, b"")

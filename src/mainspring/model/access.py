@@ -28,7 +28,7 @@ ROLES: Final = tuple(RIGHTS)
 
 PREFIX: Final = "msk_"
 SECRET_BYTES: Final = 32
-"""256 bits: nobody guesses one, so a plain hash keeps it well."""
+"""256 bits cannot be guessed, so a plain hash is enough to store."""
 
 _TOKEN: Final = re.compile(r"msk_[A-Za-z0-9_-]{22,256}")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}|\*")
@@ -36,7 +36,7 @@ MAX_BINDINGS: Final = 100
 
 
 class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key as the store keeps it: never its text, only the hash."""
+    """A key as it is stored: the hash of its text, never the text."""
 
     id: str
     name: str
@@ -45,15 +45,15 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     created_ms: int
     expires_ms: int | None = None
     namespaces: tuple[str, ...] = ()
-    """Besides the one it was made in; `*` is all."""
+    """Namespaces besides the one the key was made in; `*` means all."""
     targets: tuple[str, ...] | None = None
-    """Patterns; None is every target."""
+    """Patterns the key is bound to; None means every target."""
     rate: float | None = None
-    """Requests a second; None leaves it to the node's setting."""
+    """Requests per second; None means the node's setting."""
     max_pending: int | None = None
-    """Tasks that may be pending; None leaves it to the node's setting, 0 is no limit."""
+    """Tasks of the key that may be pending; None means the node's setting, 0 means no limit."""
     max_bytes: int | None = None
-    """Bytes of their payloads."""
+    """Bytes of payload of its pending tasks; None and 0 as for `max_pending`."""
 
     def may(self, right: Right) -> bool:
         return right in RIGHTS[self.role]
@@ -65,14 +65,14 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.expires_ms is not None and self.expires_ms <= now_ms
 
     def sees(self, target: str | None) -> bool:
-        """A key that is bound to targets knows nothing of what goes elsewhere."""
+        """Return whether the key may see tasks for this target: a bound key sees only those that fit its patterns."""
         if self.targets is None:
             return True
         return target is not None and not _climbs(target) and any(pattern_fits(one, target) for one in self.targets)
 
 
 def new_token() -> str:
-    """The text of a new key. It is shown once and kept nowhere."""
+    """Return the text of a new key. It is shown once and never stored."""
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
@@ -93,7 +93,7 @@ def check_role(role: str) -> Role:
 def check_key_name(name: str) -> str:
     check_name(name, "name")
     if not name.isprintable():
-        raise InvalidInput("name: use printable characters, it is shown in lists")
+        raise InvalidInput("name: use printable characters; the name is shown in lists")
     return name
 
 
@@ -105,15 +105,15 @@ def check_namespaces(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Targets a key may be bound to; one for the web must name its host in full."""
+    """Check the patterns a key is bound to; a pattern for URLs must name its host in full."""
     for pattern in patterns:
         scheme, colon, rest = pattern.partition(":")
         if not colon or not known_scheme(scheme) or "*" in pattern[:-1]:
             raise InvalidInput(f"target pattern {pattern!r}: write a whole target, or the beginning of one and a *")
         if scheme in ("http", "https") and not re.fullmatch(r"//[^/?#@*\\]+(?:/.*)", rest):
             raise InvalidInput(
-                f"target pattern {pattern!r}: name the host in full and a / behind it, as in https://hooks.example.com/*;"
-                " else other hosts would begin with it too"
+                f"target pattern {pattern!r}: name the host in full with a / after it,"
+                " as in https://hooks.example.com/*; otherwise it would fit other hosts as well"
             )
     return _bounded("targets", patterns)
 
@@ -125,7 +125,7 @@ def _bounded(what: str, values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _climbs(target: str) -> bool:
-    """`https://a.example/mine/../yours` begins with `https://a.example/mine/`, and leads elsewhere."""
+    """Return whether a URL climbs out of its prefix, as `https://a.example/mine/../yours` does."""
     path = target.lower().replace("%2e", ".").replace("%2f", "/").replace("\\", "/").partition("?")[0]
     return target.startswith("http") and re.search(r"/\.\.?(?:/|#|$)", path) is not None
 
@@ -134,7 +134,7 @@ MAX_RATE: Final = 1e6
 
 
 class KeyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`expires` is a time (ISO 8601 or epoch milliseconds) or a delay such as `90d`; without it the key never ends.
+    """`expires` is a time (ISO 8601 or epoch milliseconds) or a delay such as `90d`; without it the key never expires.
     `also` are other namespaces, `*` all; `targets` are patterns; `rate` is requests a second. `max_pending` tasks of
     the key may be pending, with payloads of `max_bytes` in all; 0 is no limit."""
 
@@ -149,7 +149,7 @@ class KeyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class KeyShown(msgspec.Struct, frozen=True):
-    """All of a key but its text and the hash of it."""
+    """A key without its text and its hash."""
 
     id: str
     name: str
@@ -183,7 +183,7 @@ class KeyShown(msgspec.Struct, frozen=True):
 
 
 def make_key(order: KeyOrder, *, key_id: str, token: str, now_ms: int) -> ApiKey:
-    """The record of a new key; of its text only the hash."""
+    """Return the record of a new key; it holds only the hash of the key's text."""
     return ApiKey(
         key_id,
         check_key_name(order.name or order.role),
@@ -211,7 +211,7 @@ def _expires_ms(given: str | int | None, now_ms: int) -> int | None:
         expires_ms = now_ms + delay_ms(text, field="expires")
     check_horizon(expires_ms, now_ms, field="expires")
     if expires_ms <= now_ms:
-        raise InvalidInput(f"expires: {text} has passed; the key would open nothing")
+        raise InvalidInput(f"expires: {text} has passed; give a time in the future or a delay such as 90d")
     return expires_ms
 
 

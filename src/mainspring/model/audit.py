@@ -1,4 +1,4 @@
-"""One change as the audit trail records it. Never a payload, never a secret."""
+"""One change as the audit trail records it. Payloads and secrets are never recorded."""
 
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -28,7 +28,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, rename={"address":
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """A change in the trail: its place there, and when it was written, by the server's clock."""
+    """A change in the trail: its position, and when it was written by the server's clock."""
 
     id: str
     at_ms: int
@@ -36,7 +36,7 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 class AuditPage(msgspec.Struct, frozen=True):
-    """The newest first, and where to go on (None at the end)."""
+    """Changes, newest first, and the cursor of the next page (None on the last)."""
 
     changes: list[Audited]
     next: str | None
@@ -44,13 +44,13 @@ class AuditPage(msgspec.Struct, frozen=True):
 
 MASK: Final = "***"
 _LEFT_OUT: Final = ("payload", "at_ms", "by", "note", "tz_version")
-"""Of a schedule: what is nobody's business here, and what the trail says in its own words."""
+"""Fields of a schedule that the trail leaves out: the payload is private, and the rest only says who saved it when."""
 View = dict[str, Any] | None
-"""None where there was nothing, or is nothing any more."""
+"""Part of an object; None if the object did not exist before, or no longer exists."""
 
 
 def bare(address: str) -> str:
-    """User, password and parameters of an address are often secrets."""
+    """Return an address without user, password and parameters: these are often secrets."""
     if not address.startswith(("http://", "https://")):
         return address
     parts = urlsplit(address)
@@ -64,7 +64,7 @@ def of_task(info: TaskInfo) -> View:
 
 
 def of_replaced(handle: Handle, target: str, lane: str | None) -> tuple[View, View] | None:
-    """What a put took the place of, and what is there now; None where it changed no task."""
+    """Return the task that a put replaced and its replacement; None if it changed no task."""
     if handle.replaced is None:
         return None
     now = TaskInfo(handle.id, "pending", handle.due_ms, target, lane=lane)
@@ -92,12 +92,12 @@ def of_dead_letters(**filters: object) -> dict[str, str]:
 
 
 def of_lane(lane: "LaneInfo") -> dict[str, Any]:
-    """With the task it waits for: whoever skips it gives that one up."""
+    """Return a stalled lane with the task it waits for: skipping the lane gives up that task."""
     return {"state": lane.state, "head_id": lane.head_id, "behind": lane.behind}
 
 
 def of_schedule(view: "ScheduleView | None") -> View:
-    from .schedule.view import revision_as_dict  # the language of schedules: much to load for who changes none
+    from .schedule.view import revision_as_dict  # slow to load, and most changes are not of schedules
 
     if view is None:
         return None
@@ -106,7 +106,7 @@ def of_schedule(view: "ScheduleView | None") -> View:
 
 
 def changes(before: View, after: View) -> tuple[View, View]:
-    """Both without what is the same in both."""
+    """Return both views without the fields that are equal in both."""
     if before is None or after is None:
         return before, after
     differ = [name for name in (before | after) if before.get(name) != after.get(name)]

@@ -1,13 +1,13 @@
-"""Clocks. The server's time decides; a node only estimates it, always a little behind, never ahead."""
+"""Clocks. The server's time decides; a node estimates it, always slightly behind and never ahead."""
 
 import math
 import time
 from typing import Final, Protocol
 
 DRIFT: Final = 200e-6
-"""Two clocks may drift apart by 200 ppm: the estimate gives that away so that it never runs ahead."""
+"""Two clocks may drift apart by 200 ppm: the estimate lags by as much so that it never runs ahead."""
 OLD_S: Final = 5.0
-"""Seconds after which a sample is old: the estimate is a millisecond behind by then, 17 seconds after a day."""
+"""Seconds after which a sample is old: the estimate is a millisecond behind by then, and 17 seconds after a day."""
 
 
 class Clock(Protocol):
@@ -15,23 +15,23 @@ class Clock(Protocol):
 
     @property
     def manual(self) -> bool:
-        """True when time only moves by hand; scripts then take their time from the caller."""
+        """True if the time moves only by hand; scripts then take their time from the caller."""
         ...
 
     def now_ms(self) -> int: ...
 
     @property
     def old(self) -> bool:
-        """True when the last sample is too old to count on from it."""
+        """True if the last sample is too old to extrapolate from."""
         ...
 
     def sample(self, server_us: int) -> None:
-        """Take in the server's time as it stood in a reply received just now."""
+        """Record the server's time from a reply received just now."""
         ...
 
 
 class ServerClock:
-    """Counts on from the last known server time with this machine's monotonic clock."""
+    """Extrapolates from the last known server time with this machine's monotonic clock."""
 
     manual = False
 
@@ -53,7 +53,7 @@ class ServerClock:
 
     def sample(self, server_us: int) -> None:
         self._heard_s = steady_s()
-        # A reply is older than its arrival, so every sample lies behind the truth: the largest is the best. Only
+        # A reply was stamped before it arrived, so every sample is behind the true time: the largest is the best. Only
         # a sample far behind (the server's clock was set back, another server took over) replaces a larger one.
         behind_us = self._estimate_us() - server_us
         if self._sampled and 0 <= behind_us < 250_000:
@@ -71,7 +71,7 @@ class ManualClock:
         self._now_ms = start_ms
 
     def now_ms(self) -> int:
-        """Epoch milliseconds by this clock."""
+        """Return epoch milliseconds by this clock."""
         return self._now_ms
 
     def advance(self, *, ms: int = 0, seconds: float = 0) -> int:
@@ -88,19 +88,19 @@ class ManualClock:
 
 
 def steady_s() -> float:
-    """Seconds that also pass while the machine sleeps: a suspended owner must wake up without its lease."""
+    """Return seconds that also pass while the machine sleeps: a suspended owner must wake up without its lease."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 SHARE: Final = 0.25
-"""Share of the time that others take. Work that yields after every millisecond on a loop whose turns take fifty falls
-behind, although everything waits for it."""
+"""Part of the loop's time that this work takes at least. On a loop whose turns take 50 ms, work that yields after
+every millisecond falls behind although everything waits for it."""
 LONGEST_S: Final = 0.01
 
 
 class TimeSlice:
-    """Long work in short pieces: `least_s` at a time, longer where the turns of the others are.
+    """Runs long work in short pieces: `least_s` at a time, longer if the loop's other turns take longer.
 
     time_slice.begin()
     for piece in work:
@@ -128,5 +128,5 @@ class TimeSlice:
         return time.monotonic() >= self._until
 
     def end(self) -> None:
-        """End the slice: others have the loop until the next `begin`."""
+        """End the slice: other tasks have the loop until the next `begin`."""
         self._ended_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Dead letters as people and programs see them: what is kept, how to choose among them, what became of a replay."""
+"""Dead letters: what is stored, how they are selected, and the result of a replay."""
 
 import base64
 from typing import Any, Final, Literal
@@ -13,7 +13,7 @@ ReplayOutcome = Literal["replayed", "conflict", "damaged", "gone", "unknown"]
 DropOutcome = Literal["dropped", "unknown"]
 
 PROBLEMS_KEPT: Final = 100
-"""Letters that could not be replayed which a summary names; the others it only counts."""
+"""Dead letters named in a summary because they could not be replayed; further ones are only counted."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,22 +29,22 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     raw: bool = False
     lane: str | None = None
     attempts: int = 1
-    """Those that were made: none where it expired, or was dropped by a pause, before the first."""
+    """Attempts that were made; 0 if the task expired, or was dropped by a pause, before its first."""
     errors: tuple[str, ...] = ()
     entry: bytes = b""
-    """The bytes nobody could read."""
+    """The raw bytes of an entry that could not be read."""
     retry: str | None = None
-    """The task's own retry policy: a replay follows it too."""
+    """The task's own retry policy; a replay follows it too."""
     place: bytes = b""
-    """Where its last attempt stood (a packed address): tells it from another task of the same id."""
+    """Packed address of the last attempt: tells the task from another one with the same id."""
     response: Response | None = None
-    """What a webhook answered to the last attempt."""
+    """Response of the webhook to the last attempt."""
     timeout_ms: int | None = None
-    """How long one attempt may take, where the task said so itself: in a replay too."""
+    """Time limit of one attempt if the task set one; it holds in a replay too."""
     lane_in_key: bool = False
-    """The lane is part of the idempotency key: in a replay too."""
+    """True if the lane is part of the idempotency key, in a replay too."""
     traceback: str = ""
-    """Of the exception that the last attempt raised; its beginning and end if it is long."""
+    """Traceback of the exception that the last attempt raised; only its beginning and end if it is long."""
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
         sent: bool,
         traceback: str = "",
     ) -> "DeadLetter":
-        """Of a task that died of the attempt it was due for, or without one: then the reason is no error of it."""
+        """Make one for a task whose due attempt failed (`sent`) or was never made: then `reason` is no error of it."""
         return cls(
             id=task_id,
             reason=reason,
@@ -79,24 +79,24 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def answered(self, response: Response | None) -> "DeadLetter":
-        """Return the letter with the receiver's response."""
+        """Return this dead letter with the receiver's response."""
         return self if response is None else msgspec.structs.replace(self, response=response)
 
     def encode(self) -> bytes:
-        """The bytes to store."""
+        """Return the bytes to store."""
         return _encode(self)
 
     @property
     def damaged(self) -> bool:
-        """Nobody can say what the task was: every task has a target."""
+        """True if the task could not be decoded: every readable task has a target."""
         return not self.target
 
     def value(self) -> Any:
-        """The payload as the caller gave it."""
+        """Return the payload as the caller gave it."""
         return self.payload if self.raw else msgspec.json.decode(self.payload)
 
     def as_dict(self, namespace: str) -> dict[str, Any]:
-        """For JSON: bytes are told as they are where they are JSON, else in base64."""
+        """Return the fields for JSON. Payloads and entries that are not JSON are in base64, in fields of their own."""
         fields: dict[str, Any] = {
             "id": self.id,
             "reason": self.reason,
@@ -135,7 +135,7 @@ _decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
 
 
 def dead_place(record: bytes) -> bytes:
-    """Where the task of an encoded letter stood; nothing when the letter does not say, or cannot be read."""
+    """Return the packed address of an encoded dead letter's task; empty if the letter has none or is unreadable."""
     try:
         return _decode_place(record).place
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -143,24 +143,24 @@ def dead_place(record: bytes) -> bytes:
 
 
 class DeadFilter(msgspec.Struct, frozen=True):
-    """Which dead letters: all that every given field fits."""
+    """Selects dead letters that match every given field."""
 
     target: str | None = None
-    """The whole target, or its beginning and a `*`."""
+    """A whole target, or a prefix followed by `*`."""
     lane: str | None = None
     reason: str | None = None
-    """Part of the reason, in any case."""
+    """Part of the reason, ignoring case."""
     from_ms: int = 0
     to_ms: int = 1 << 45
-    """They died from the first time on and before the second."""
+    """End of the time range, exclusive: a selected task died at or after `from_ms` and before `to_ms`."""
 
     @property
     def by_content(self) -> bool:
-        """Letters have to be read to know whether they fit."""
+        """True if dead letters have to be decoded to know whether they match."""
         return (self.target, self.lane, self.reason) != (None, None, None)
 
     def fits(self, letter: DeadLetter) -> bool:
-        """The time is not looked at here: it is what letters are ordered by."""
+        """Return whether a dead letter matches. The time range is not checked: the index is ordered by time."""
         if self.lane is not None and letter.lane != self.lane:
             return False
         if self.reason is not None and self.reason.casefold() not in letter.reason.casefold():
@@ -171,41 +171,41 @@ class DeadFilter(msgspec.Struct, frozen=True):
 
 
 class DeadPage(msgspec.Struct, frozen=True):
-    """Dead letters, the newest first, and where to go on (None at the end)."""
+    """Dead letters, newest first, and the cursor of the next page (None on the last)."""
 
     letters: list[DeadLetter]
     next: str | None
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What became of the replay of one letter."""
+    """Result of replaying one dead letter."""
 
     id: str
     outcome: ReplayOutcome
     due_ms: int | None = None
     note: str = ""
-    """Why not, and what to do."""
+    """Why it was not replayed, and what to do."""
 
 
 class ReplaySummary(msgspec.Struct):
-    """What the replay of many letters has come to so far."""
+    """Running totals of a bulk replay."""
 
     dry_run: bool = False
-    """Nothing was changed: `replayed` is what would have been."""
+    """True if nothing was changed: `replayed` then counts what would be replayed."""
     replayed: int = 0
     conflict: int = 0
     damaged: int = 0
     gone: int = 0
     problems: list[Replayed] = msgspec.field(default_factory=list)
-    """The first that could not be replayed."""
+    """The first dead letters that could not be replayed."""
 
     @property
     def seen(self) -> int:
-        """How many letters were looked at."""
+        """Number of dead letters looked at."""
         return self.replayed + self.conflict + self.damaged + self.gone
 
     def add(self, one: Replayed) -> None:
-        """Count one more answer."""
+        """Count one more result."""
         match one.outcome:
             case "replayed":
                 self.replayed += 1

@@ -1,6 +1,6 @@
 """A task on its way to its target, as sinks see it, and its outcome.
 
-Handlers may return or raise `Retry` and `Dead`: that is why the two are exceptions. Nothing of ours raises them.
+Handlers may return or raise `Retry` and `Dead`, so both are exceptions. Mainspring itself never raises them.
 """
 
 import base64
@@ -18,53 +18,53 @@ from .times import Delay, delay_ms
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an entry says of its task. Readers accept two fields or more and ignore fields they do not know."""
+    """Content of a stored entry. Readers accept two fields or more and ignore fields that they do not know."""
 
     target: str
     payload: bytes
     id: str | None = None
     lane: str | None = None
     due_ms: int | None = None
-    """Only where it is not the slice's start plus the offset: a due time that had passed at put."""
+    """Set only if it differs from the slice's start plus the offset: the due time had passed when the task was put."""
     original_due_ms: int | None = None
-    """Only where it differs from the due time: in retries. Part of the idempotency key."""
+    """Set only in retries, where it differs from the due time. Part of the idempotency key."""
     attempt: int = 1
     expires_ms: int | None = None
     raw: bool = False
-    """The payload is the caller's bytes; otherwise it is JSON."""
+    """True if the payload is the caller's bytes; otherwise it is JSON."""
     errors: tuple[str, ...] = ()
     retry: str | None = None
-    """The task's own retry policy, in one line; None leaves it to the target and the node."""
+    """The task's own retry policy on one line; None means the policy of the target or the node."""
     occurrence: tuple[int, int] | None = None
-    """Of a run of a schedule: the schedule's generation and the planned time in ms. The id starts with its name."""
+    """Generation and planned time (ms) of a schedule's run. The id begins with the schedule's name."""
     timeout_ms: int | None = None
-    """How long one attempt may take; None leaves it to the target and the node."""
+    """Time limit of one attempt; None means the limit of the target or the node."""
     lane_in_key: bool = False
-    """The lane is part of the idempotency key. False in entries of versions that left it out: they keep their keys."""
+    """True if the lane is part of the idempotency key. Entries of old versions lack it and keep their keys."""
     by: str | None = None
-    """The API key that put the task, if it may change nothing but its own tasks."""
+    """API key that put the task, if that key may change only its own tasks."""
 
     @property
     def key_lane(self) -> str | None:
-        """The lane as far as it is part of the idempotency key."""
+        """The lane if it is part of the idempotency key, otherwise None."""
         return self.lane if self.lane_in_key else None
 
     @property
     def is_retry(self) -> bool:
-        """It was under way before, whether that counted as an attempt or not."""
+        """True if the task left before, whether that counted as an attempt or not."""
         return self.original_due_ms is not None
 
 
 class DeliveryColumns(NamedTuple):
-    """Of many deliveries at once, in their order. To ask each of them costs several times as much."""
+    """Fields of many deliveries, one column each: reading them one delivery at a time costs several times as much."""
 
     idhs: bytes
-    """One behind the other."""
+    """The 16-byte id hashes, concatenated."""
     dues_ms: list[int]
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """One attempt at one task, as a sink gets it. The idempotency key is the same for every attempt."""
+    """One attempt at one task, as a sink receives it. The idempotency key is the same for every attempt."""
 
     body: Body
 
@@ -75,7 +75,7 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def idh(self) -> bytes:
-        """The 16 bytes that stand for the id."""
+        """The 16-byte hash of the id."""
         raise NotImplementedError
 
     @property
@@ -90,17 +90,17 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def target(self) -> str:
-        """Where it goes, such as `https://…`."""
+        """The target, such as `https://…`."""
         return self.body.target
 
     @property
     def payload(self) -> bytes:
-        """The bytes to send: JSON, or the caller's own."""
+        """The bytes to send: JSON, or the caller's own bytes."""
         return self.body.payload
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """Number of this attempt; the first is 1."""
         return self.body.attempt
 
     @property
@@ -115,22 +115,22 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at this task, and for no other task."""
+        """The key that all attempts at this task share, and no other task has."""
         return idempotency_key(self.namespace, self.id, self.original_due_ms, self.body.key_lane)
 
     @classmethod
-    def columns(cls, batch: Sequence[Self]) -> DeliveryColumns | None:  # noqa: ARG003  # for those that know more
-        """Of tasks of which nothing is said but target and payload: their ids are made of their idhs, they have no
-        lanes, and this is their first attempt. None where one is otherwise, or where that takes a look at each."""
+    def columns(cls, batch: Sequence[Self]) -> DeliveryColumns | None:  # noqa: ARG003  # subclasses use it
+        """Return columns if every task has only a target and a payload: an id made of its hash, no lane, first attempt.
+        Return None if any task has more, or if finding out would take a look at each."""
         return None
 
     def value(self) -> Any:
-        """The payload as the caller gave it."""
+        """Return the payload as the caller gave it."""
         return self.body.payload if self.body.raw else msgspec.json.decode(self.body.payload)
 
 
 class GivenDelivery(Delivery, gc=False):
-    """A delivery made by hand, to try a sink with."""
+    """A delivery made by hand to try a sink."""
 
     namespace: str
     idh: bytes
@@ -138,15 +138,15 @@ class GivenDelivery(Delivery, gc=False):
 
 
 class DeliveryBatch(list[Delivery]):
-    """Deliveries that a sink gets together, and whether each is still to be sent."""
+    """Deliveries that a sink receives together, with a check whether each is still to be sent."""
 
     __slots__ = ("unwanted",)
 
     def __init__(self, deliveries: Iterable[Delivery], unwanted: "Callable[[int], Outcome | None]") -> None:
         super().__init__(deliveries)
         self.unwanted = unwanted
-        """Return the outcome of the delivery at this index if it must not be sent any more: the task has expired, is
-        paused, or belongs to another node by now. Return None if it is to be sent."""
+        """Return the outcome of the delivery at this index if it must no longer be sent: the task has expired, is
+        paused, or now belongs to another node. Return None if it is to be sent."""
 
 
 def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:
@@ -158,13 +158,13 @@ def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:
 
 
 def bytes_from_fields(name: str, fields: Mapping[str, Any]) -> bytes:
-    """Return the bytes that `bytes_to_fields` was given."""
+    """Return the bytes that were given to `bytes_to_fields`."""
     packed = fields.get(f"{name}_base64")
     return str(fields.get(name, "")).encode() if packed is None else base64.b64decode(packed)
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """What the target said, cut to what is worth keeping."""
+    """The target's response, cut to a size worth storing."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -185,46 +185,46 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The target has the task."""
+    """The target accepted the task."""
 
-    # Not compared: a delivery that kept an answer is as done as one without, and who counts DONE counts it too.
+    # Left out of comparisons: a delivery with a stored response equals DONE, and code compares outcomes with DONE.
     response: Response | None = field(default=None, compare=False)
     keep_ms: int = field(default=0, compare=False)
-    """So long the response is kept with the run, by sinks that have `keeps_answers`."""
+    """How long the response is stored with the run, for sinks that have `keeps_answers`."""
 
 
 def _worded(reason: object) -> str:
-    """Applications give exceptions, enums and what not for a reason."""
+    """Return a reason as text: applications pass exceptions, enums and other objects."""
     if isinstance(reason, BaseException):
         return describe(reason)
     return clean(plain(reason) if isinstance(reason, str) else str(reason))
 
 
 def _whole_ms(after_ms: float) -> int:
-    """Applications work it out of headers and clocks. No task is due beyond the horizon, whatever number was named."""
+    """Return whole milliseconds. Applications compute the delay from headers and clocks; cap it at the horizon."""
     try:
         return max(0, round(min(after_ms, HORIZON_MS)))
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"after_ms is {after_ms!r}; give a number of milliseconds, or after='5m'") from None
 
 
-# Not frozen: Python itself sets the traceback of what is raised.
+# Not frozen: Python sets the traceback of an exception when it is raised.
 @dataclass(unsafe_hash=True)
 class Retry(Exception):
-    """Not delivered; try again, after `after_ms` if the target named a time, else by the retry policy.
+    """Not delivered; try again after `after_ms` if the target gave a delay, otherwise by the retry policy.
 
-    `Retry("busy", after="5m")` says the same as `after_ms=300_000`.
+    `Retry("busy", after="5m")` equals `after_ms=300_000`.
     """
 
     reason: str = "another attempt was asked for"
     after_ms: int | None = None
     untried: bool = False
-    """The target was not even asked: this attempt does not count, and its reason is not kept as an error."""
+    """True if the target was never contacted: the attempt does not count, and its reason is not stored as an error."""
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
-    """The exception behind it: rules of a retry policy may go by its type."""
+    """The exception behind it; rules of a retry policy may match its type."""
     brief: str | None = field(default=None, compare=False)
-    """What a redacted log says instead of a reason that holds words of others: an answer's, an application's."""
+    """What a redacted log shows instead of a reason that quotes a response or an application."""
     after: InitVar[Delay | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, after: Delay | None) -> None:
@@ -240,16 +240,16 @@ class Retry(Exception):
 
 @dataclass(unsafe_hash=True)
 class Dead(Exception):
-    """Not deliverable; keep it with the dead letters."""
+    """Not deliverable; store it as a dead letter."""
 
     reason: str
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
     brief: str | None = field(default=None, compare=False)
     traceback: str = field(default="", compare=False, kw_only=True)
-    """Of `error`, as text for the dead letter: set where the exception itself does not go along."""
+    """Traceback of `error` as text for the dead letter, set if the exception itself is not passed along."""
     disables: bool = field(default=False, compare=False, kw_only=True)
-    """Said by sinks: the named target wants nothing more, and gets nothing, from any node, until it is resumed."""
+    """Set by sinks if the target wants no more deliveries: every node pauses it until it is resumed."""
 
     def __post_init__(self) -> None:
         self.reason = _worded(self.reason)
@@ -259,7 +259,7 @@ class Dead(Exception):
 
 
 def as_ours(outcome: Retry | Dead) -> Retry | Dead:
-    """The same, made by us: a subclass of an application may be made in its own way, without a reason or a number."""
+    """Return a plain `Retry` or `Dead`: an application's subclass may have been made without a reason or number."""
     reason = getattr(outcome, "reason", None) or describe(outcome)
     if isinstance(outcome, Retry):
         made: Retry | Dead = Retry(reason, outcome.after_ms, bool(outcome.untried))
@@ -274,56 +274,59 @@ Outcome = Done | Retry | Dead
 DONE: Final = Done()
 
 EXPIRED: Final = "expired"
-"""The reason of a death by time: the task was not sent."""
+"""Reason of a task that expired before it was sent."""
 
 EXPIRED_RUNNING: Final = "its expiry passed while it ran"
-"""The same of one that a worker had begun."""
+"""Reason of a task that expired while a worker was running it."""
 
 DROPPED: Final = "dropped while paused"
-"""How the reason begins with which a task dies that came due in a pause which keeps nothing."""
+"""Beginning of the reason of a task that came due in a pause that keeps no tasks."""
 
 
 def has_expired(reason: str) -> bool:
-    """Is this the reason of a death by time?"""
+    """Return whether the reason is that the task expired."""
     return reason in (EXPIRED, EXPIRED_RUNNING)
 
 
 def was_sent(reason: str) -> bool:
-    """Was the attempt made that a task was due for when it died of this? What expired or was dropped went nowhere."""
+    """Return whether the due attempt of a task that died for this reason was made.
+
+    Expired and dropped tasks were not sent.
+    """
     return reason != EXPIRED and not reason.startswith(DROPPED)
 
 
 UNREADABLE: Final = "(unreadable)"
-"""The target of what cannot be read."""
+"""Target shown for an entry that cannot be read."""
 
 Fate = Literal["retry", "dead", "parked"]
-"""What becomes of a task that failed: another attempt, none, or its lane stands still until somebody acts."""
+"""What happens to a task that failed: another attempt, none, or its lane is parked until someone acts."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One failed attempt, and what becomes of the task."""
+    """One failed attempt, and what happens to the task."""
 
     id: str
     target: str
     attempt: int
     error: str
-    """Why, in one line."""
+    """The reason, on one line."""
     brief: str = ""
-    """The same without what receivers and handlers wrote, which may be a payload or a secret; empty if it has none."""
+    """The reason without text from receivers and handlers, which may be a payload or a secret; empty if none."""
     outcome: Fate
     next_at_ms: int | None = None
-    """When the next attempt is due; None when none is planned."""
+    """When the next attempt is due; None if none is planned."""
     lane: str | None = None
     original_due_ms: int
     idempotency_key: str
     response: Response | None = None
-    """What the target answered, where it did."""
+    """The target's response, if there was one."""
     exception: BaseException | None = None
-    """What was raised, where something was."""
+    """The exception that was raised, if there was one."""
 
     @property
     def attempts(self) -> int:
-        """Those that were made: the one it was due for is none where it expired, or was dropped by a pause."""
+        """Attempts that were made. An expired or dropped task was not sent, so its due attempt does not count."""
         return self.attempt if was_sent(self.error) else self.attempt - 1
 
 

@@ -4,17 +4,17 @@ MainspringError
 ├── InvalidInput          the caller's value is wrong; nothing was written (also a ValueError)
 │   ├── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
 │   └── PayloadTooLarge   the payload has more bytes than the limit
-├── NotFound              there is nothing of that name
+├── NotFound              nothing of that name exists
 ├── Conflict              the id is taken and on_conflict="reject"
-├── Ambiguous             an id without its lane is that of several tasks; `lanes` has their lanes
+├── Ambiguous             several tasks have the id in different lanes; `lanes` names the lanes
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
 ├── SchedulerRunning      handlers and schedules are declared before the scheduler starts, or after it stopped
 ├── ConfigError           a setting is wrong or unknown
-└── StoreError            the server, or the connection to it
+└── StoreError            the server or the connection failed
     ├── Unavailable       not reachable, or the connection broke; `sent` says whether the command may have run
     ├── Refused           the server answered with an error
     │   └── OutOfMemory   maxmemory reached; `stored` says how much of the call is written
-    ├── NotConfirmed      stored, but the asked durability was not reached; repeat with the same id
+    ├── NotConfirmed      stored, but the requested durability was not reached; repeat with the same id
     ├── WrongFormat       the namespace was made with another partition count or format
     └── EmbeddedError     the embedded server cannot start or be shared
 """
@@ -32,10 +32,10 @@ class MainspringError(Exception):
     """Root of all errors of this package."""
 
     stored: int = 0
-    """Of a `put_many` that failed: how many of its tasks are stored all the same."""
+    """Number of tasks that a failed `put_many` has stored."""
 
     handles: "Sequence[Handle | None] | None" = None
-    """Of a `put_many` that failed: the handles of those that are stored, None for those of which that is not known."""
+    """Handles of the tasks that a failed `put_many` has stored; None where it is unknown whether the task is stored."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -67,7 +67,7 @@ class InvalidCron(InvalidInput):
 
 
 class NotFound(MainspringError, LookupError):
-    """There is nothing of that name."""
+    """Nothing of that name exists."""
 
 
 class Conflict(MainspringError):
@@ -75,21 +75,21 @@ class Conflict(MainspringError):
 
 
 class Ambiguous(MainspringError):
-    """The id is that of tasks in several lanes, and the call named none.
+    """Tasks in several lanes have the id, and the call named no lane.
 
-    `lanes` are those that are known, "" stands for a task without one; each can be given as `lane`.
+    `lanes` are the known ones; "" means the task without a lane. Each can be given as `lane`.
     """
 
     def __init__(self, id: str, lanes: "Sequence[str]") -> None:
         named = ", ".join(f"lane {lane!r}" if lane else "no lane" for lane in lanes)
         found = f" ({named})" if named else ""
-        super().__init__(f"the id {id!r} is that of several tasks{found}: name the lane, '' for the task without one")
+        super().__init__(f"several tasks have the id {id!r}{found}: name the lane, '' for the task without one")
         self.id = id
         self.lanes = tuple(lanes)
 
 
 class TaskFailed(MainspringError):
-    """The task whose result was asked for has not been done; `result` says how it ended."""
+    """The task whose result was requested is dead or cancelled; `result` says how it ended."""
 
     def __init__(self, id: str, result: "Result") -> None:
         super().__init__(f"task {id!r} is {result.ending}: {result.reason}")
@@ -97,7 +97,7 @@ class TaskFailed(MainspringError):
 
 
 class SchedulerRunning(MainspringError):
-    """What is declared in code cannot change while the scheduler runs; nothing was changed."""
+    """Handlers and schedules cannot be declared while the scheduler runs; nothing was changed."""
 
 
 class ConfigError(MainspringError):
@@ -124,17 +124,17 @@ class Refused(StoreError):
 
 
 class OutOfMemory(Refused):
-    """The server's maxmemory is reached. A task is written whole or not at all; of a call with many `stored` are."""
+    """The server's maxmemory is reached. Each task is written whole or not at all; `stored` counts those written."""
 
 
 class NotConfirmed(StoreError):
-    """The tasks are stored, but the asked durability was not confirmed in time; `handles` has them."""
+    """The tasks are stored, but the requested durability was not confirmed in time; `handles` has them."""
 
     replies: "Sequence[Any] | None" = None
-    """What the server answered to the write itself."""
+    """The server's replies to the write itself."""
 
     def of(self, handle: "Handle") -> "NotConfirmed":
-        """The same of one task."""
+        """Return the same error for one task."""
         made = NotConfirmed(*self.args)
         made.handles = [handle]
         return made

@@ -37,15 +37,13 @@ ReasonCode = Literal[
     "unreadable",
     "unknown",
 ]
-"""What holds a task up, or how it ended. Later versions may know more."""
+"""What delays a task, or how it ended. Later versions may add codes."""
 
-UNKNOWN: Final = (
-    "Nobody knows this id: it was never put, it was cancelled, or it has been over for longer than ids are kept."
-)
+UNKNOWN: Final = "Unknown id: the task was never put, was cancelled, or has been over for longer than ids are kept."
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that say nothing about this task are None."""
+    """Why a task has not run. Fields that do not apply to it are None."""
 
     id: str
     code: ReasonCode
@@ -53,43 +51,43 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence."""
     state: State
     now_ms: int
-    """The server's time to which all this belongs."""
+    """The server's time of this explanation."""
     target: str | None = None
     lane: str | None = None
     due_ms: int | None = None
-    """When it is due, or its next attempt."""
+    """When the task, or its next attempt, is due."""
     wait_ms: int | None = None
-    """Until then; negative when that has passed."""
+    """Time until `due_ms`; negative if it has passed."""
     attempt: int | None = None
     errors: tuple[str, ...] = ()
     partition: int | None = None
     owner: str | None = None
-    """The node that has its partition; None when none has."""
+    """The node that owns its partition; None if no node does."""
     planned: str | None = None
-    """The node that shall have it."""
+    """The node that the partition is planned for."""
     nodes: int | None = None
-    """Nodes that are running."""
+    """Number of running nodes."""
     lag_ms: int | None = None
-    """How far the owner says it is behind."""
+    """How far behind the owner reports to be."""
     head_id: str | None = None
     head_state: State | None = None
     head_due_ms: int | None = None
-    """When the head of its lane is due, or its next attempt."""
+    """When the head of its lane, or the head's next attempt, is due."""
     queue: str | None = None
     worker: str | None = None
     since_ms: int | None = None
-    """Since when it is in its queue, runs, or is paused, parked or held."""
+    """Since when the task is in its queue, running, paused, parked or held."""
     reason: str | None = None
-    """Of its death; or why it is paused, parked or held."""
+    """Why it died, or is paused, parked or held."""
     who: str | None = None
     """Who paused it."""
     until_ms: int | None = None
-    """When that ends by itself; of a circuit breaker, when the next probe goes out."""
+    """When the pause or hold ends by itself; for a circuit breaker, when the next probe is sent."""
     died_ms: int | None = None
 
 
 def span(ms: float) -> str:
-    """A length of time as people say it: the two largest units."""
+    """Return a duration in its two largest units."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 60_000:

@@ -13,18 +13,18 @@ from .text import plain
 
 IDH_BYTES: Final = 16
 GENERATED: Final = re.compile(r"([0-9a-f]{32})~([0-9a-z]+(?:\.[0-9a-z]+){4})")
-"""Form of generated ids: 32 hex digits, then as their mark `~` and the address where the task was put."""
+"""Form of generated ids: 32 hex digits, `~` and the address where the task was put."""
 _BARE: Final = re.compile(r"[0-9a-f]{32}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.~-]")
 
 
 def idh_of(task_id: str) -> bytes:
-    """The 16 bytes that stand for a caller-given id."""
+    """Return the 16-byte hash of a caller-given id."""
     return hashlib.blake2b(task_id.encode(), digest_size=IDH_BYTES).digest()
 
 
 def check_name(value: object, field: str, most_bytes: int = MAX_NAME_BYTES) -> str:
-    """An id, a lane, an item, a name: any text of 1 to 256 bytes, or of `most_bytes`."""
+    """Return an id, lane, item or name if it is a text of 1 to `most_bytes` bytes; refuse anything else."""
     if type(value) is not str:
         value = plain(value)
     if not isinstance(value, str):
@@ -42,7 +42,7 @@ def check_name(value: object, field: str, most_bytes: int = MAX_NAME_BYTES) -> s
 
 
 def check_id(value: object) -> str:
-    """A caller-given id; the form of generated ids is reserved."""
+    """Return a caller-given id; refuse the reserved form of generated ids."""
     name = check_name(value, "id")
     if len(name) > 2 * IDH_BYTES and GENERATED.fullmatch(name):
         raise InvalidInput(f"id {name!r} has the form of a generated id (32 hex digits, ~, an address); choose another")
@@ -50,15 +50,15 @@ def check_id(value: object) -> str:
 
 
 def bare_idh(task_id: str) -> bytes | None:
-    """The idh in a generated id without its mark, as deliveries and dead letters name a task that has no id.
+    """Return the id hash in a generated id without its mark: deliveries and dead letters name tasks without an id so.
 
-    Such a text may also be a caller's id: ask for that first.
+    A caller's id may have the same form: look that up first.
     """
     return bytes.fromhex(task_id) if _BARE.fullmatch(task_id) else None
 
 
 def idempotency_key(namespace: str, task_id: str, original_due_ms: int, lane: str | None = None) -> str:
-    """The same for every attempt at one task; safe in a header whatever the id and the lane contain."""
+    """Return the key that all attempts at one task share; safe in a header whatever the id and the lane contain."""
     name = _UNSAFE.sub(_percent, task_id)
     if lane is not None:  # one id in two lanes is two tasks
         name = f"{_UNSAFE.sub(_percent, lane)}/{name}"
@@ -71,18 +71,18 @@ def _percent_of(character: str) -> str:
 
 
 def _percent(found: re.Match[str]) -> str:
-    # Most ids have one such character or none: to look at each of all, as `quote` does, takes three times as long.
+    # Most ids have at most one unsafe character: checking each character, as `quote` does, takes three times as long.
     return _percent_of(found[0])
 
 
 MAX_SCHEDULE_NAME_BYTES: Final = 200
-"""Less than an id may have: the planned time is added to it."""
+"""Shorter than an id may be: the planned time is appended to it."""
 
 
 def check_schedule_name(name: object) -> str:
     text = check_name(name, "name")
     if "@" in text:
-        raise InvalidInput(f"name {text!r} contains '@', which parts a schedule's name from the time of a run")
+        raise InvalidInput(f"name {text!r} contains '@', which separates a schedule's name from the time of a run")
     if len(text.encode()) > MAX_SCHEDULE_NAME_BYTES:
         raise InvalidInput(f"name has {len(text.encode())} bytes; at most {MAX_SCHEDULE_NAME_BYTES} are allowed")
     return text
@@ -90,7 +90,7 @@ def check_schedule_name(name: object) -> str:
 
 @lru_cache(maxsize=256)
 def instant_text(at_ms: int) -> str:
-    """`2026-11-16T02:00:00Z`, with milliseconds only where there are some."""
+    """Return `2026-11-16T02:00:00Z`, with milliseconds only if they are not zero."""
     seconds, ms = divmod(at_ms, 1000)
     text = datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
     return f"{text}.{ms:03}Z" if ms else text + "Z"
@@ -102,5 +102,5 @@ def occurrence_id(name: str, planned_ms: int) -> str:
 
 
 def schedule_of(task_id: str) -> str:
-    """The name of the schedule whose run has this id."""
+    """Return the name of the schedule whose run has this id."""
     return task_id.partition("@")[0]

@@ -1,4 +1,4 @@
-"""Work that a worker has taken from a queue, how it ended, and the result that is kept."""
+"""A job that a worker has taken from a queue, how it ended, and its stored result."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -17,16 +17,16 @@ class Job(msgspec.Struct, gc=False):
     partition: int
     queue: str
     entry: bytes
-    """Its place in the stream."""
+    """Entry id in the queue's stream."""
     idh: bytes
     body: Body
     due_ms: int
     original_due_ms: int
-    """Of the first attempt; part of the idempotency key."""
+    """Due time of the first attempt; part of the idempotency key."""
     deliveries: int = 1
-    """How often it was taken: more than once when a worker died over it."""
+    """Number of times it was taken: more than one if a worker died while running it."""
     claim: bytes = b""
-    """What makes it this worker's: the address it came from, then its place in the stream, queue, worker and nonce."""
+    """The worker's claim: the task's address, then the stream entry, queue, worker and nonce."""
 
     @property
     def id(self) -> str:
@@ -34,40 +34,40 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[int, bytes]:
-        """Tells it from all others in hand: a claim is one of its partition, and two of them may say the same."""
+        """Key among all jobs in hand: claims are unique only within a partition."""
         return self.partition, self.claim
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled:
-    """It was cancelled while it ran, and has stopped."""
+    """The job was cancelled while it ran, and has stopped."""
 
 
 @dataclass(slots=True)
 class End:
-    """How a job ended, after the retry policy was asked: a `Retry` comes with its `after_ms`."""
+    """How a job ended, after the retry policy was applied: a `Retry` carries its `after_ms`."""
 
     job: Job
     outcome: Done | Retry | Dead | JobCancelled
     result: bytes | None = None
-    """To be kept for who waits for it, for so long."""
+    """The encoded result to store for waiting callers, for `keep_ms`."""
     result_ttl_ms: int = 0
     run_end: bytes | None = None
-    """Of a run of a schedule: to be kept under the name of the schedule."""
+    """Record of a schedule's run, stored under the schedule's name."""
 
 
 Ending = Literal["done", "dead", "cancelled"]
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a command left behind. Of long output the end is kept."""
+    """Output of a command; only the end of long output is stored."""
 
     exit_code: int | None = None
-    """None: it never ran. Negative: the number of the signal that ended it."""
+    """None if the command never ran; negative if a signal ended it: minus the signal's number."""
     stdout: bytes = b""
     stderr: bytes = b""
     stdout_bytes: int = 0
-    """All that was written, also what was not kept."""
+    """Bytes written in all, including those that were not stored."""
     stderr_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,44 +78,44 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
         return fields
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> "Output":
+    def from_dict(cls, answer: dict[str, Any]) -> "Output":
         """Read the output of a command as the HTTP API sends it."""
-        out, err = bytes_from_fields("stdout", told), bytes_from_fields("stderr", told)
-        return cls(told["exit_code"], out, err, told["stdout_bytes"], told["stderr_bytes"])
+        out, err = bytes_from_fields("stdout", answer), bytes_from_fields("stderr", answer)
+        return cls(answer["exit_code"], out, err, answer["stdout_bytes"], answer["stderr_bytes"])
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of a task: what its last run came to."""
+    """The end of a task: the outcome of its last run."""
 
     ending: Ending
     value: Any = None
     reason: str = ""
-    """Why it is dead, or why the value could not be kept."""
+    """Why the task is dead, or why its value could not be stored."""
     attempt: int = 1
     worker: str = ""
-    """Or the node that delivered it."""
+    """The worker that ran it, or the node that delivered it."""
     started_ms: int = 0
     ended_ms: int = 0
     target: str = ""
     due_ms: int = 0
-    """When the task was due at first: another of the same id has another."""
+    """When the first attempt was due: tells tasks of the same id apart."""
     log: tuple[str, ...] = ()
     output: Output | None = None
     response: Response | None = None
-    """What a webhook was answered."""
+    """The webhook's response."""
 
     def encode(self) -> bytes:
-        """Never fails: a value that cannot be kept is left out, with the reason in its place."""
+        """Return the bytes to store. Never fails: a value that cannot be stored is replaced by the reason."""
         try:
             data = _encode(self)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return self._without(f"the handler's answer cannot be kept: {describe(error)}")
+            return self._without(f"the handler's return value cannot be stored: {describe(error)}")
         if len(data) > MAX_RESULT_BYTES and self.value is not None:
-            return self._without(f"the handler's answer is too large to be kept: {len(data)} bytes")
+            return self._without(f"the handler's return value is too large to store: {len(data)} bytes")
         return data
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; what a run of this kind does not have is null."""
+        """Return the fields for JSON; fields that this kind of run does not have are null."""
         fields = msgspec.structs.asdict(self)
         fields["value"] = self.json_value
         fields["output"] = None if self.output is None else self.output.as_dict()
@@ -124,17 +124,17 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def json_value(self) -> Any:
-        """The value for JSON, where only texts and numbers can be keys."""
+        """The value for JSON, where keys can only be texts and numbers."""
         return _with_plain_keys(self.value)
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> "Result":
+    def from_dict(cls, answer: dict[str, Any]) -> "Result":
         """Read a result as the HTTP API sends it."""
-        output, response = told["output"], told["response"]
+        output, response = answer["output"], answer["response"]
         return cls(
-            **{name: told[name] for name in cls.__struct_fields__ if name in told}
+            **{name: answer[name] for name in cls.__struct_fields__ if name in answer}
             | {
-                "log": tuple(told["log"]),
+                "log": tuple(answer["log"]),
                 "output": None if output is None else Output.from_dict(output),
                 "response": None if response is None else Response.from_dict(response),
             }
@@ -144,7 +144,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         rest = msgspec.structs.replace(self, value=None, reason=reason)
         try:
             return _encode(rest)
-        except ValueError:  # a text in it is none
+        except ValueError:  # it contains a text that is not valid Unicode
             return _encode(msgspec.structs.replace(rest, log=(), output=None, response=None))
 
 

@@ -17,15 +17,15 @@ MAX_PENDING_BYTES: Final = 2**50
 """The largest quota of an API key."""
 
 MAX_ERRORS_KEPT: Final = 16
-"""Errors that travel with a task through its retries; the oldest are forgotten first."""
+"""Errors kept with a task through its retries; the oldest are dropped first."""
 
 MAX_ERROR_CHARS: Final = 500
 
 MAX_TRACEBACK_BYTES: Final = 4 * 1024
-"""Of the last attempt's traceback, which a dead letter keeps. It does not travel with a task that is tried again."""
+"""Largest traceback of a last attempt in a dead letter. Tasks that are retried carry none."""
 
 LAST_START_MS: Final = 1 << 45
-"""In the year 3084: previews begin before it, and bounds of schedules lie before it."""
+"""In the year 3084: previews begin before it, and bounds of schedules must lie before it."""
 
 LAST_SHOWN_MS: Final = 1 << 47
-"""In the year 6429: runs are shown up to there. Calendars of Python end with the year 9999, and zones look ahead."""
+"""In the year 6429: runs are shown until then. Python's calendar ends with the year 9999, and zones look ahead."""

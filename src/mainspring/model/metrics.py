@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, and the text in which Prometheus reads them.
+"""Counters, gauges and histograms, and Prometheus' text format.
 
-No library: what is counted lies in plain integers and lists that cost nothing to fill, and the text is short to
-write. A test reads it with Prometheus' own parser.
+No library: plain integers and lists cost nothing to update, and the text format is short to
+write. A test parses it with Prometheus' own parser.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class Histogram:
-    """How often something took how long."""
+    """Durations counted by bucket, with their number and sum."""
 
     __slots__ = ("counts", "total_s")
 
@@ -32,7 +32,7 @@ class Histogram:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One line. `suffix` is that of a histogram's parts."""
+    """One line of output. `suffix` names a part of a histogram."""
 
     labels: Labels
     value: float
@@ -49,7 +49,7 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 
 
 def family(name: str, kind: MetricKind, text: str, label: str, values: Mapping[str, float]) -> Family:
-    """One sample for each value of one label."""
+    """Return a family with one sample for each value of one label."""
     return Family(name, kind, text, tuple(Sample(((label, key),), value) for key, value in sorted(values.items())))
 
 
@@ -76,7 +76,7 @@ def _parts(labels: Labels, one: Histogram) -> Iterator[Sample]:
 
 
 def labelled(families: Iterable[Family], label: str, value: str) -> list[Family]:
-    """The same with one more label on every sample."""
+    """Return the families with one more label on every sample."""
     return [
         msgspec.structs.replace(
             one,
@@ -99,7 +99,7 @@ def merged(parts: Iterable[Sequence[Family]]) -> list[Family]:
 
 
 def render(families: Iterable[Family]) -> str:
-    """The text format of Prometheus, version 0.0.4."""
+    """Return the families in Prometheus' text format, version 0.0.4."""
     lines: list[str] = []
     for one in families:
         lines += (f"# HELP {one.name} {_escaped(one.help)}", f"# TYPE {one.name} {one.kind}")

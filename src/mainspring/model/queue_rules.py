@@ -1,6 +1,7 @@
 """Rules of queues, `[queue.<name>]`, and the weights with which workers serve them.
 
-How fast a queue is fed, how many of its jobs run, how failures are retried, what becomes of a lane whose head fails.
+A rule sets how fast a queue is fed, how many of its jobs run, the retry policy, and what happens to a lane whose head
+fails.
 """
 
 import re
@@ -21,13 +22,13 @@ _SETTINGS: Final = ("rate", "concurrency", "retry", "lane_policy")
 @dataclass(frozen=True, slots=True)
 class QueueRule:
     limit: Limit = Limit()  # noqa: RUF009  # frozen
-    """The rate at which tasks are handed to the queue; the number of its jobs that run at one time on all workers."""
+    """Rate at which tasks are handed to the queue, and the number of its jobs that run at once on all workers."""
     retry: RetryPolicy | None = None
     lane_policy: LanePolicy | None = None
 
 
 class QueueRules(Mapping[str, QueueRule]):
-    """By the names of queues. Never changes once made."""
+    """Rules by queue name; immutable."""
 
     def __init__(self, rules: Mapping[str, QueueRule] | None = None) -> None:
         self._rules = dict(rules or {})
@@ -36,7 +37,7 @@ class QueueRules(Mapping[str, QueueRule]):
 
     @classmethod
     def read(cls, tables: object) -> "QueueRules":
-        """From one table a queue."""
+        """Return the rules in a table of tables, one per queue."""
         if not isinstance(tables, Mapping):
             raise InvalidInput("expected a table of tables; write [queue.<name>] and its settings below")
         rules = {}
@@ -48,16 +49,16 @@ class QueueRules(Mapping[str, QueueRule]):
         return cls(rules)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What `read` makes these rules of again."""
+        """Return tables from which `read` makes these rules again."""
         return {name: _table(rule) for name, rule in self._rules.items()}
 
     def rates(self) -> dict[str, Limit]:
-        """At most so fast tasks are handed to them, by receiver."""
+        """Return the rate limit of each receiver that has one."""
         rules = self._rules.items()
         return {f"queue:{name}": Limit(rule.limit.rate) for name, rule in rules if rule.limit.rate is not None}
 
     def slots(self) -> dict[str, Limit]:
-        """So many jobs of them run at one time."""
+        """Return the limit of jobs running at once, for each queue that has one."""
         rules = self._rules.items()
         return {name: Limit(concurrency=one.limit.concurrency) for name, one in rules if one.limit.concurrency}
 
@@ -113,12 +114,12 @@ _PART: Final = re.compile(r"([^:]+)(?::(.*))?", re.DOTALL)
 
 
 def parse_queues(text: str) -> dict[str, int]:
-    """`mail:3,reports:1`: names in order of priority, with weights (1 where none is given)."""
+    """Return weights by name from `mail:3,reports:1`: in order of priority, weight 1 if none is given."""
     found: dict[str, int] = {}
     for part in (part.strip() for part in text.split(",")):
         match = _PART.fullmatch(part)
         if match is None:
-            raise InvalidInput(f"queues {text!r}: a name is missing; write mail:3,reports:1")
+            raise InvalidInput(f"queues {text!r}: a name is missing; write them like mail:3,reports:1")
         name = check_queue(match[1].strip())
         weight = match[2]
         if weight is not None and not (weight.isascii() and weight.isdigit() and 1 <= int(weight) <= MOST_WEIGHT):

@@ -1,8 +1,8 @@
-"""Settings on which nodes, workers and clients of a namespace must agree. The namespace keeps them, each as a text.
+"""Settings on which nodes, workers and clients of a namespace must agree. The namespace stores each as a text.
 
-dedupe_window               how long a finished id is still known: 3600000ms
+dedupe_window               how long a finished id is remembered: 3600000ms
 max_payload_bytes           the largest payload: 65536
-queue.<name>.lane_policy    what becomes of a lane of the queue whose head fails: park
+queue.<name>.lane_policy    what happens to a lane of the queue whose head fails: park
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from .times import delay_ms
 DEDUPE_WINDOW: Final = "dedupe_window"
 MAX_PAYLOAD: Final = "max_payload_bytes"
 DEFAULTS: Final = {DEDUPE_WINDOW: "3600000ms", MAX_PAYLOAD: str(MAX_PAYLOAD_BYTES)}
-"""What holds where neither the namespace nor the process says anything. A node writes these into a new namespace."""
+"""Values used if neither the namespace nor the process sets one. A node writes them into a new namespace."""
 
 LONGEST_WINDOW_MS: Final = 366 * 86_400_000
 LARGEST_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
@@ -27,12 +27,12 @@ _LANE_POLICY: Final = re.compile(r"queue\.(.+)\.lane_policy")
 
 
 def lane_policy_of(queue: str) -> str:
-    """Return the name under which the lane policy of a queue is kept."""
+    """Return the name under which the lane policy of a queue is stored."""
     return f"queue.{queue}.lane_policy"
 
 
 def checked_setting(name: str, text: str) -> str:
-    """Return the text as it is kept, so that equal values are equal texts; refuse an unknown name or a wrong value."""
+    """Return the text in its stored form, so that equal values are equal texts; refuse unknown names and bad values."""
     if name == DEDUPE_WINDOW:
         window_ms = delay_ms(text, field=name)
         if window_ms > LONGEST_WINDOW_MS:
@@ -45,29 +45,29 @@ def checked_setting(name: str, text: str) -> str:
     queue = _LANE_POLICY.fullmatch(name)
     if queue is None:
         raise InvalidInput(
-            f"{name!r} is not kept with the namespace; use {DEDUPE_WINDOW}, {MAX_PAYLOAD} or queue.<name>.lane_policy"
+            f"{name!r} is not a setting of a namespace; use {DEDUPE_WINDOW}, {MAX_PAYLOAD} or queue.<name>.lane_policy"
         )
     check_queue(queue[1])
     return str(LanePolicy.parse(text))
 
 
 class SharedSettings:
-    """The shared settings as one process knows them; `take` brings those of the namespace up to date."""
+    """The shared settings as one process knows them; `take` updates them from the namespace."""
 
     def __init__(self, said: Mapping[str, str] | None = None, fills: Mapping[str, str] | None = None) -> None:
         self._said = {name: checked_setting(name, text) for name, text in (said or {}).items()}
         self.fills = dict(fills or {})
-        """What this process writes where the namespace has nothing: nodes and workers do, clients do not."""
+        """What this process writes if the namespace has no value: nodes and workers fill in values, clients do not."""
         self.kept: dict[str, str] = {}
-        """What the namespace has, as of the last look."""
+        """The namespace's values, as of the last read."""
         self.queue_lanes: dict[str, LanePolicy] = {}
-        """By queue. Changed in place: whoever holds it sees what holds now."""
+        """Lane policy by queue. Updated in place, so that every holder sees the current values."""
         self._apply()
 
     def take(self, kept: Mapping[str, str]) -> None:
-        """Use what the namespace says, also where this process said something else when it was started.
+        """Use the namespace's values, even if this process was started with others.
 
-        Pass over what cannot be read: a later version may keep more.
+        Skip values that cannot be read: a later version may store more.
         """
         readable: dict[str, str] = {}
         for name, text in kept.items():
@@ -86,7 +86,7 @@ class SharedSettings:
         self.queue_lanes |= {queue: LanePolicy.parse(text) for queue, text in lanes.items()}
 
     def check(self, namespace: str) -> None:
-        """Refuse to start with another value than the namespace has."""
+        """Refuse to start with a value other than the namespace's."""
         for name, text in self._said.items():
             kept = self.kept.get(name, text)
             if kept != text:

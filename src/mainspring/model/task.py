@@ -1,4 +1,4 @@
-"""A task as callers write it, and as they get it back; its payload, and which tasks a list shows."""
+"""A task as callers write it and get it back, its payload, and filters for lists of tasks."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -13,7 +13,7 @@ from .retry import RetryPolicy
 from .times import Delay, When
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # type checkers know it without its being installed
+    from typing_extensions import TypeVar  # for type checkers, which need no installed package
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
 else:
@@ -29,7 +29,7 @@ to_json: Final = msgspec.json.Encoder().encode
 
 
 def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes, bool]:
-    """The bytes to store and whether they are the caller's own."""
+    """Return the bytes to store, and whether they are the caller's own."""
     raw = isinstance(payload, (bytes, bytearray, memoryview))
     try:
         data = bytes(payload) if raw else to_json(payload)
@@ -43,15 +43,15 @@ def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes,
 
 
 def _check_numbers(payload: Any) -> None:
-    """Refuse a payload with NaN or an infinity in it: it would arrive as another value than was given."""
+    """Refuse a payload that contains NaN or infinity: it would arrive as a different value."""
     try:
         rest = [msgspec.to_builtins(payload)]
     except TypeError:
-        return  # it holds JSON that is written already (msgspec.Raw)
+        return  # it contains JSON that is already encoded (msgspec.Raw)
     while rest:
         match rest.pop():
             case float() as number if not isfinite(number):
-                raise InvalidInput(f"payload holds {number}, which JSON cannot say; give a number, a text or None")
+                raise InvalidInput(f"payload holds {number}, which JSON cannot express; give a number, a text or None")
             case dict() as table:
                 rest += table.values()
             case list() | tuple() as row:
@@ -64,10 +64,10 @@ State = Literal[
 ]  # fmt: skip
 PutOutcome = Literal["created", "kept", "replaced"]
 CancelOutcome = Literal["cancelled", "cancelling", "too late", "unknown"]
-"""A task that a worker runs is "cancelling": its worker is told, and stops it if it is not done before."""
+"""A task that a worker is running is "cancelling": the worker has been asked to stop it."""
 
 BulkCancelOutcome = Literal[CancelOutcome, "ambiguous"]
-"""An id without its lane is "ambiguous" if tasks of several lanes have it: none of them is cancelled."""
+"""An id without a lane is "ambiguous" if tasks in several lanes have it: none of them is cancelled."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=False):
@@ -81,47 +81,47 @@ class Task(msgspec.Struct, frozen=True, kw_only=False):
     lane: str | None = None
     expires: When | Delay | None = None
     retry: RetryPolicy | str | None = None
-    """Its own policy, or the line that says it; None leaves it to the target and the node."""
+    """The task's own policy, or its text form; None means the policy of the target and the node."""
     timeout: Delay | None = None
-    """How long one attempt may take; None leaves it to the handler, the command or the target."""
+    """Time limit of one attempt; None means the limit of the handler, the command or the target."""
     retries: int | None = None
-    """Further attempts after a failed first one: with `retry` instead of its number, else with the usual waits."""
+    """Further attempts after the first; replaces the number in `retry`, or is used with the default waits."""
     by: ClassVar[str | None] = None
 
 
 class SubmittedTask(Task, frozen=True):
     """A task from a caller of the API that may replace nothing but its own tasks."""
 
-    by: str | None = None  # type: ignore[misc]  # a field here, so that no other task can carry it
+    by: str | None = None  # type: ignore[misc]  # a field of this class only, so that no other task can carry it
     """The caller's API key."""
 
 
 class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
-    """What a put returns. `id` finds the task again, also one that was put without an id.
+    """What a put returns. `id` finds the task again, even if it was put without an id.
 
-    `Handle[int]`: `result()` returns an int. Of an awaited put it is `Handle[Coroutine[Any, Any, int]]`: the result is
-    awaited too.
+    `Handle[int]`: `result()` returns an int. For an awaited put it is `Handle[Coroutine[Any, Any, int]]`: await the
+    result too.
     """
 
     id: str
     due_ms: int
     outcome: PutOutcome = "created"
     past: bool = False
-    """The due time had already passed: the task fires at once."""
+    """True if the due time had already passed: the task fires at once."""
     durability: str = "server"
 
     def _bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
-        """Tie the handle to the client that it asks for its result, and to the place of its task."""
+        """Tie the handle to the client that `result()` asks, and to the task's namespace and lane."""
         self.__dict__.update(ask=ask, namespace=namespace, lane=lane)
         return cast("Handle[R]", self)
 
     def _first_due(self, original_due_ms: int | None) -> Self:
-        """Remember when the first attempt at a kept task was due; None if that is not stored any more."""
+        """Remember when the first attempt at a kept task was due; None if it is no longer stored."""
         self.__dict__["original_due_ms"] = original_due_ms
         return self
 
     def _instead_of(self, replaced: "TaskInfo") -> Self:
-        """Remember what it took the place of, for the audit trail."""
+        """Remember the task that was replaced, for the audit trail."""
         self.__dict__["replaced"] = replaced
         return self
 
@@ -132,20 +132,20 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
 
     @property
     def of_another(self) -> bool:
-        """True if the task was to be replaced, and was kept because another caller put it."""
+        """True if the task was kept instead of replaced because another caller put it."""
         return bool(self.__dict__.get("of_another", False))
 
     @property
     def replaced(self) -> "TaskInfo | None":
-        """The task as it was before, without its payload, where this put replaced one."""
+        """The task that this put replaced, without its payload; None if it replaced none."""
         return self.__dict__.get("replaced")
 
     @property
     def idempotency_key(self) -> str:
         """The key that every attempt at this task carries, as its handler, command or receiver sees it.
 
-        Raises MainspringError for a handle of a bulk put, which belongs to no client, and for a kept task that is
-        over and of which too little is stored.
+        Raises MainspringError for a handle of a bulk put, which has no client, and for a kept task that is over and of
+        which too little is stored.
         """
         namespace = self.__dict__.get("namespace")
         original_due_ms = self.__dict__.get("original_due_ms", self.due_ms)
@@ -161,7 +161,7 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     def result(self, timeout: float | Delay | None = None) -> T_co:
         """Wait until the task is done and return what its handler returned; `await` it if the put was awaited.
 
-        `timeout` is a number of seconds or a text such as "30s"; None waits without an end. Raises TaskFailed if the
+        `timeout` is a number of seconds or a text such as "30s"; None waits without limit. Raises TaskFailed if the
         task died or was cancelled, TimeoutError if it is not over in time.
         """
         ask = self.__dict__.get("ask")
@@ -171,7 +171,7 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
 
 
 class PutSummary(msgspec.Struct, frozen=True):
-    """What put_many came to."""
+    """Totals of a put_many."""
 
     accepted: int
     created: int
@@ -182,7 +182,7 @@ class PutSummary(msgspec.Struct, frozen=True):
 
 
 class TaskInfo(msgspec.Struct, frozen=True):
-    """One task as the store knows it."""
+    """One task as it is stored."""
 
     id: str
     state: State
@@ -194,11 +194,11 @@ class TaskInfo(msgspec.Struct, frozen=True):
     expires_ms: int | None = None
     errors: tuple[str, ...] = ()
     retry: str | None = None
-    """Its own retry policy."""
+    """The task's own retry policy."""
     timeout_ms: int | None = None
-    """How long one attempt may take, where the task says so itself."""
+    """Time limit of one attempt, if the task set one."""
     queue: str | None = None
-    """In which queue it is, who runs it, and since when it is there or runs."""
+    """The queue it is in; `worker` runs it, and `since_ms` is when it was queued or started."""
     worker: str | None = None
     since_ms: int | None = None
 
@@ -216,7 +216,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Pending tasks in due order, and where to go on (None at the end)."""
+    """Pending tasks in due order, and the cursor of the next page (None on the last)."""
 
     tasks: list[TaskInfo]
     next: str | None
@@ -230,22 +230,22 @@ QueueState = Literal["queued", "running"]
 
 
 def pattern_fits(pattern: str, target: str) -> bool:
-    """A pattern is a whole target, or the beginning of one and a `*`."""
+    """Return whether the target is the pattern, or begins with a pattern that ends in `*`."""
     return pattern == target or (pattern.endswith("*") and target.startswith(pattern[:-1]))
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
-    """All that every given field fits."""
+    """Selects tasks that match every given field."""
 
     state: ListedState = "pending"
     target: str | None = None
     lane: str | None = None
     allowed: Sequence[str] | None = None
-    """Patterns of which a target must fit one; None lets all pass."""
+    """Patterns, at least one of which the target must match; None allows every target."""
 
     @property
     def by_content(self) -> bool:
-        """Entries have to be decoded to know whether they fit."""
+        """True if entries have to be decoded to know whether they match."""
         return (self.target, self.lane, self.allowed) != (None, None, None)
 
     def fits(self, target: str, lane: str | None) -> bool:
@@ -257,7 +257,7 @@ class TaskFilter(msgspec.Struct, frozen=True):
 
 
 class QueueFilter(msgspec.Struct, frozen=True):
-    """The same for tasks in queues, which are in no order: their times are a filter too."""
+    """The same for tasks in queues. Queues are not in due order, so the time range is part of the filter."""
 
     state: QueueState
     chosen: TaskFilter

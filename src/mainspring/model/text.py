@@ -1,4 +1,4 @@
-"""Texts from outside, made safe to store and show: cleaned, escaped, redacted, with suggestions for unknown names."""
+"""Texts from outside, made safe to store and show: cleaned, escaped, redacted; and suggestions for unknown names."""
 
 import re
 import traceback
@@ -17,8 +17,8 @@ def clean(text: str) -> str:
 
 
 def plain(text: Any) -> Any:
-    """A text as a `str` proper: encoders refuse subclasses, and an enum's own text is another one. What is no text is
-    left to those who check it."""
+    """Return a text as a plain `str`: encoders refuse subclasses, and the `str()` of an enum differs. Return any other
+    value unchanged for the caller to check."""
     return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
 
 
@@ -44,43 +44,43 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     text = _words(error)
     if text is None:
-        return f"{name}, which cannot be put into words"
+        return f"{name}, whose message cannot be read"
     return clean(f"{name}: {text}" if text else name)
 
 
 def _words(error: BaseException) -> str | None:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # it is somebody else's code, and this is how we tell of its errors
+    except Exception:  # noqa: BLE001  # it is the application's code, and this is how its errors are reported
         return None
 
 
 def check_known(given: Iterable[object], known: Collection[str], what: str, besides: str = "") -> None:
-    """Refuse the first name that `what` (a webhook, a queue) does not have; `besides` is what else there may be."""
+    """Refuse the first name that `what` (a webhook, a queue) does not have; `besides` names what else is allowed."""
     for name in given:
         if name not in known:
             meant = did_you_mean([str(name)], known)
-            raise InvalidInput(f"{name} is not known of {what}; there are {', '.join(known)}{besides}{meant}")
+            raise InvalidInput(f"{name} is not a setting of {what}; use {', '.join(known)}{besides}{meant}")
 
 
 def did_you_mean(names: Iterable[str], known: Collection[str]) -> str:
-    """`; did you mean retries?`, or nothing where no name is near."""
+    """Return `; did you mean retries?`, or an empty text if no name is similar."""
     near = [match for name in names if (match := nearest(name, known)) is not None]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that is most like this one; None if none is near."""
+    """Return the known name most similar to this one; None if none is similar."""
     from difflib import get_close_matches  # only for an error: it is slow to load
 
     return next(iter(get_close_matches(name, known, n=1)), None)
 
 
-# Exceptions of foreign code, for logs and dead letters.
+# Exceptions of applications, for logs and dead letters.
 
 
 def placed(error: BaseException) -> str:
-    """`ValueError in charge (orders.py:12)`: its type, and where it was raised."""
+    """Return `ValueError in charge (orders.py:12)`: the exception's type, and where it was raised."""
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__
@@ -94,23 +94,23 @@ MAX_MESSAGE_CHARS: Final = 1_000
 FIRST_FRAMES: Final = 10
 LAST_FRAMES: Final = 30
 MAX_CHAINED: Final = 10
-"""Exceptions of one chain or group that are shown."""
+"""Most exceptions of one chain or group that are shown."""
 
 
 def redact(error: BaseException) -> BaseException:
-    """Return a stand-in that every formatter of logs prints like `error`, with its frames and causes, but without a
-    message: messages often hold the arguments of a handler."""
+    """Return a stand-in that every log formatter prints like `error`, with its frames and causes but without a message:
+    messages often contain the arguments of a handler."""
     return _stand_in(error, set(), redacted=True)
 
 
 def bounded(error: BaseException) -> BaseException:
-    """Return a stand-in that every formatter prints like `error`, with each message escaped and cut, and with the first
-    and the last of many frames."""
+    """Return a stand-in that every log formatter prints like `error`, with each message escaped and cut, and only the
+    first and last of many frames."""
     return _stand_in(error, set(), redacted=False)
 
 
 def trace_of(error: BaseException | None) -> str:
-    """Return the traceback of an exception that was raised, as text: of a long one its beginning and its end."""
+    """Return the traceback of a raised exception as text; only the beginning and end of a long one."""
     if error is None or error.__traceback__ is None:
         return ""
     text = clean("".join(traceback.format_exception(bounded(error)))).rstrip().encode()
@@ -127,7 +127,7 @@ def _stand_in(error: BaseException, seen: set[int], *, redacted: bool) -> BaseEx
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     if isinstance(error, BaseExceptionGroup):
-        # The errors of a task group are worth more than the group.
+        # The errors inside a task group say more than the group itself.
         some = [one for one in error.exceptions if id(one) not in seen][:MAX_CHAINED]
         inner = [_stand_in(one, seen, redacted=redacted) for one in some]
         text = "several" if redacted else _message(error.message)
@@ -139,7 +139,7 @@ def _stand_in(error: BaseException, seen: set[int], *, redacted: bool) -> BaseEx
     if left_out:
         made.add_note(f"({left_out} frames in the middle are left out)")
     cause, context = error.__cause__, error.__context__
-    # A chain may lead back to where it began.
+    # A chain may contain a cycle.
     if len(seen) >= MAX_CHAINED:
         return made
     if cause is not None and id(cause) not in seen:
@@ -155,7 +155,7 @@ def _message(text: str) -> str:
 
 
 def _ends_of(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """Return the first and the last frames of a traceback, and how many lie between them."""
+    """Return the first and last frames of a traceback, and the number of frames left out between them."""
     whole: list[TracebackType] = []
     at = trace
     while at is not None:

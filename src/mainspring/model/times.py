@@ -13,18 +13,18 @@ When = datetime | int | float | str
 """An instant: an aware datetime, epoch milliseconds, or an ISO 8601 text with an offset."""
 
 Delay = timedelta | str
-"""A span: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
+"""A duration: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
 
 EARLIEST_MS: Final = 10**11
-"""In the year 1973: a smaller number is in seconds, up to the year 5138."""
+"""In the year 1973. A smaller number is most likely in seconds (up to the year 5138)."""
 LATEST_MS: Final = 3 * 10**14
-"""Later than any calendar shows: a larger number is in microseconds, from the year 1979 on."""
+"""Later than calendars go. A larger number is most likely in microseconds (from the year 1979 on)."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_UNITS: Final = (("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _DATE: Final = re.compile(r"\d{4}-|\d{8}T")
-"""How ISO 8601 times begin, and delays do not."""
+"""How ISO 8601 times begin; delays never do."""
 _ISO: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.IGNORECASE | re.ASCII,
@@ -32,7 +32,7 @@ _ISO: Final = re.compile(
 
 
 def delay_ms(delay: Delay, *, field: str = "after") -> int:
-    """A span in milliseconds; negative spans are refused, fractions are rounded up."""
+    """Return a delay in milliseconds, fractions rounded up; refuse negative ones."""
     if isinstance(delay, timedelta):
         ms = math.ceil(delay / timedelta(milliseconds=1))
     elif isinstance(delay, str):
@@ -58,7 +58,7 @@ def _text_ms(text: str, field: str) -> int:
     else:
         pieces: list[tuple[str, str]] = []
         end = 0
-        while piece := _SHORT.match(text, end):  # never searched for: in a long row of digits that takes for ever
+        while piece := _SHORT.match(text, end):  # match, not search: searching a long run of digits is quadratic
             pieces.append((piece[1], piece[2]))
             end = piece.end()
         if end == len(text) and end:
@@ -70,18 +70,21 @@ def _text_ms(text: str, field: str) -> int:
 
 
 def _rounded(pieces: list[tuple[str, str]]) -> int:
-    """In decimals: as a float 8.3 minutes would be a little more than 498,000 ms, and rounded up one too many."""
+    """Return milliseconds, computed in decimals.
+
+    As a float, 8.3 minutes is slightly more than 498,000 ms and would be rounded up by one.
+    """
     ms = sum(Decimal(number) * _UNIT_MS[unit] for number, unit in pieces)
     return math.ceil(min(ms, HORIZON_MS + 1))  # a number may have hundreds of digits
 
 
 def is_delay(value: When | Delay) -> TypeGuard[Delay]:
-    """Whether it is a span of time, where a time may be given as well: `2h`, and not `2030-01-01T09:00:00Z`."""
+    """Return whether a value is a delay such as `2h`, where a time such as `2030-01-01T09:00:00Z` is also allowed."""
     return isinstance(value, timedelta) or (isinstance(value, str) and not _DATE.match(value))
 
 
 def expiry_ms(expires: When | Delay, due_ms: int) -> int:
-    """Until when a task may be delivered: a time, or a delay from the due time."""
+    """Return until when a task may be delivered, from a time or a delay after the due time."""
     if is_delay(expires):
         found_ms = due_ms + delay_ms(expires, field="expires")
     else:
@@ -93,7 +96,7 @@ def expiry_ms(expires: When | Delay, due_ms: int) -> int:
 
 
 def timeout_ms(timeout: Delay) -> int:
-    """How long one attempt may take."""
+    """Return the time limit of one attempt in milliseconds."""
     found_ms = delay_ms(timeout, field="timeout")
     if found_ms == 0:
         raise InvalidInput(f"timeout is {timeout!r}; leave it out for none")
@@ -101,19 +104,19 @@ def timeout_ms(timeout: Delay) -> int:
 
 
 def delay_text(ms: int) -> str:
-    """A span in its largest unit that leaves no rest, as `delay_ms` reads it."""
+    """Return a duration in its largest unit without remainder, as `delay_ms` reads it."""
     return next((f"{ms // size}{unit}" for unit, size in _TEXT_UNITS if ms % size == 0), f"{ms}ms")
 
 
 def read_iso(text: str) -> datetime:
-    """What ISO 8601 says; ValueError if it is something else."""
+    """Return the time in an ISO 8601 text; raise ValueError for any other text."""
     if "\0" in text:
-        raise ValueError(text)  # Python would read no further than there
+        raise ValueError(text)  # Python would ignore the rest
     return datetime.fromisoformat(text)
 
 
 def instant_ms(when: When, *, field: str = "at") -> int:
-    """An instant in epoch milliseconds, rounded up so that nothing fires early."""
+    """Return an instant in epoch milliseconds, rounded up so that nothing fires early."""
     if isinstance(when, bool):
         raise InvalidInput(f"{field} is a bool; give an aware datetime or epoch milliseconds")
     if isinstance(when, int):
@@ -147,7 +150,7 @@ _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
 def _check_unit(at_ms: int, field: str) -> None:
-    """Refuse what is most likely in another unit: seconds taken for milliseconds would fire at once."""
+    """Refuse a number that is most likely in another unit: seconds taken for milliseconds would fire at once."""
     if at_ms < 0 or EARLIEST_MS <= at_ms < LATEST_MS:
         return
     unit = "seconds" if at_ms < EARLIEST_MS else "microseconds" if at_ms < 1000 * LATEST_MS else "nanoseconds"
@@ -155,7 +158,7 @@ def _check_unit(at_ms: int, field: str) -> None:
 
 
 def check_horizon(due_ms: int, now_ms: int, *, field: str = "at") -> None:
-    """Refuse what lies before 1973 or beyond the horizon: almost always another unit by mistake."""
+    """Refuse a time before 1970 or beyond the horizon: almost always another unit by mistake."""
     if due_ms < 0:
         raise InvalidInput(f"{field} is before 1970 ({_cut(str(due_ms))} ms)")
     _check_unit(due_ms, field)

@@ -1,4 +1,4 @@
-"""Workers as others see them, the queues they serve, and why a task finds none that runs it."""
+"""Live workers, the queues they serve, and why no worker can run a task."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from .targets.names import queue_named
 from .text import did_you_mean, nearest
 
 MOST_TARGETS: Final = 200
-"""Names of handlers and commands in the record of a worker: it is written with every heartbeat."""
+"""Most handler and command names in a worker's record, which is written with every heartbeat."""
 _NAMES_SHOWN: Final = 8
 
 
@@ -17,27 +17,27 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A live worker. It leaves the list when it stops, or one lease after its last heartbeat."""
 
     id: str
-    """The name that results and `explain` give. Two processes may have the same one."""
+    """The name in results and `explain`. Two processes may share one."""
     host: str = ""
     pid: int = 0
     version: str = ""
     queues: dict[str, int] = {}
-    """Weights of the queues it serves, by name; with `strict`, their order alone counts."""
+    """Weights of the queues it serves, by name; if `strict`, only their order counts."""
     strict: bool = False
     targets: tuple[str, ...] = ()
-    """What it runs of these queues: `queue:<queue>/<handler>` and `command:<name>`."""
+    """Targets it runs: `queue:<queue>/<handler>` and `command:<name>`."""
     targets_left_out: int = 0
-    """So many more that are not in the list."""
+    """Number of targets left out of the list."""
     concurrency: int = 0
     running: int = 0
-    """Jobs it has taken that are not over."""
+    """Jobs it has taken that have not ended."""
     stopping: bool = False
-    """It takes nothing more and ends when its jobs have."""
+    """True if it takes no more jobs, and ends when its jobs have."""
     started_ms: int = 0
     seen_ms: int = 0
     """Its last heartbeat."""
     lease_ms: int = 0
-    """Without a heartbeat for so long it counts as dead."""
+    """Without a heartbeat for this long it counts as dead."""
 
     def serves(self, queue: str) -> bool:
         return queue in self.queues and not self.stopping
@@ -48,16 +48,16 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     ready: int
-    """Tasks that wait for a worker."""
+    """Tasks waiting for a worker."""
     running: int
     oldest_ms: int | None
-    """When the one that waits longest was handed to the queue."""
+    """When its oldest waiting task was handed to the queue."""
     paused: bool
-    """Workers take none of its tasks."""
+    """True if workers take none of its tasks."""
     workers: list[str]
-    """Ids of the live workers that serve it."""
+    """Ids of the live workers that serve the queue."""
     nearest: str | None = None
-    """Of a queue that no worker serves: the served queue with the most similar name."""
+    """For a queue that no worker serves: the served queue with the most similar name."""
 
 
 def served_queues(workers: Iterable[WorkerInfo]) -> list[str]:
@@ -67,10 +67,10 @@ def served_queues(workers: Iterable[WorkerInfo]) -> list[str]:
 def nobody_runs(
     target: str, queue: str | None, workers: Sequence[WorkerInfo], may_name: Callable[[str], bool]
 ) -> str | None:
-    """Say why no live worker can run a task, as part of a sentence; None if one can, or if it is not for workers.
+    """Say why no live worker can run a task, as part of a sentence; None if one can, or if the target needs no worker.
 
-    `queue` is the one it waits in, if it has got there: only then is the queue of a command known. `may_name` says
-    whether a target, or a queue as `queue:<name>/*`, may be named to whoever asks.
+    `queue` is the one the task waits in, if it is queued: only then is a command's queue known. `may_name` says
+    whether the caller may learn of a target, or of a queue as `queue:<name>/*`.
     """
     is_command = target.startswith("command:")
     if queue is None and not is_command:
@@ -87,7 +87,7 @@ def nobody_runs(
         return None
     prefix = "command:" if is_command else f"queue:{queue}/"
     listed = {name for one in serving for name in one.targets if name.startswith(prefix) and may_name(name)}
-    # Compared without what they all begin with, which would make any two names alike.
+    # Compare without the common prefix, which would make any two names similar.
     near = nearest(target.removeprefix(prefix), [name.removeprefix(prefix) for name in sorted(listed)])
     meant = "" if near is None else f"; did you mean {prefix}{near}?"
     return f"no worker{'' if queue is None else f' of queue {queue}'} knows {target}{meant}"

@@ -1,4 +1,4 @@
-"""What a sink is, sinks by name, and sinks that other packages bring.
+"""What a sink is, sinks by name, and sinks from other packages.
 
     [project.entry-points."mainspring.sinks"]
     file = "mainspring_file:make"
@@ -24,17 +24,17 @@ log = logging.getLogger("mainspring.targets")
 class Sink(Protocol):
     """Delivers to one kind of target.
 
-    A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks it wants in one batch: what
-    was delivered is then soon marked done, and does not wait for the slowest of thousands. Tasks of lanes and runs of
-    schedules come to it alone: others wait for their ends. One with `keeps_answers` has the answers kept with the runs:
-    those of its `Done(response, keep_ms)`. One that takes its time to connect has `prepare()`: a node that starts calls
-    it in its event loop and goes on at once, so that the first task does not wait. One in which deliveries wait asks
+    A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks in one batch: delivered tasks
+    are then soon marked done, and do not wait for the slowest of thousands. Tasks of lanes and runs of schedules come
+    to it one at a time, because others wait for their ends. A sink with `keeps_answers` has responses stored with runs:
+    those of its `Done(response, keep_ms)`. A sink that is slow to connect has `prepare()`: a starting node calls it in
+    its event loop and continues at once, so that the first task does not wait. A sink in which deliveries wait calls
     `batch.unwanted(index)` before each send: the task may have expired meanwhile, or belong to another node. One that
-    needs a package has `missing(target)`, which says so while it is not there: tasks are held meanwhile.
+    needs a package has `missing(target)`, which names it while it is not installed: tasks are held meanwhile.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        """One outcome per delivery, in order, after the target has it. All of a batch go to one target."""
+        """Deliver; return one outcome per delivery, in order, once the target has it. A batch has a single target."""
         ...
 
     async def aclose(self) -> None:
@@ -43,14 +43,14 @@ class Sink(Protocol):
 
 
 def prepare(sink: Sink) -> None:
-    """Let it begin to connect, if that is of use to it."""
+    """Let a sink begin to connect, if it supports that."""
     begin = getattr(sink, "prepare", None)
     if begin is not None:
         begin()
 
 
 def most_in_batch(sink: Sink, target: str) -> int | None:
-    """The most tasks it wants in one batch; None where they end together, and any number may come."""
+    """Return the most tasks the sink wants in one batch; None if its tasks end together and any number may come."""
     by_target = getattr(sink, "batch_tasks_of", None)
     most: int | None = getattr(sink, "batch_tasks", None) if by_target is None else by_target(target)
     return most
@@ -75,13 +75,13 @@ _MOST_MISSED: Final = 1000
 
 @runtime_checkable
 class SpecSink(Protocol):
-    """A sink whose targets have more to them than an address."""
+    """A sink whose targets have settings besides an address."""
 
     async def deliver_to(self, spec: TargetSpec, batch: Sequence[Delivery]) -> Sequence[Outcome]: ...
 
 
 class NamedSink:
-    """Knows the names; the sinks do the work."""
+    """Delivers to named targets through the sink of each one's address."""
 
     keeps_answers = True
 
@@ -94,9 +94,7 @@ class NamedSink:
         name = batch[0].target.partition(":")[2]
         spec = self._targets.get(name)
         if spec is None:
-            return self._not_now(
-                name, f"this node knows no target {name!r}; add [targets.{name}] to its settings", batch
-            )
+            return self._not_now(name, f"this node has no target {name!r}; add [targets.{name}] to its settings", batch)
         scheme = spec.address.partition(":")[0]
         sink = self._sinks.get(scheme)
         if sink is None:
@@ -111,22 +109,22 @@ class NamedSink:
         return await sink.deliver_to(spec, batch)
 
     def batch_tasks_of(self, target: str) -> int | None:
-        """As the sink says that gets them."""
+        """Return the batch limit of the sink behind the name."""
         spec = self._targets.get(target.partition(":")[2])
         sink = None if spec is None else self._sinks.get(spec.address.partition(":")[0])
         return None if spec is None or sink is None else most_in_batch(sink, spec.address)
 
     def missing(self, target: str) -> str | None:
-        """Return what the sink behind the name lacks; without a name, of any of them."""
+        """Return what the sink behind the name lacks; without a name, what any of them lacks."""
         name = target.partition(":")[2]
         specs = [spec for spec in (self._targets.get(name),) if spec is not None] if name else self._targets.values()
         return next((reason for spec in specs if (reason := missing(self._sinks, spec.address)) is not None), None)
 
     async def aclose(self) -> None:
-        """The sinks are closed by who made them."""
+        """Do nothing: whoever made the sinks closes them."""
 
     def _not_now(self, name: str, reason: str, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        # Not dead: another node may know better, or this one after its next start.
+        # Not dead: another node may know the name, or this one after its next start.
         if name not in self._missed and len(self._missed) < _MOST_MISSED:
             self._missed.add(name)
             log.warning("%s", reason)
@@ -138,7 +136,7 @@ def _aimed(delivery: Delivery, address: str) -> Delivery:
 
 
 def plugin_sinks(config: object) -> Mapping[str, Sink]:
-    """The sinks of all installed plug-ins by scheme; one that cannot be used ends the start, and is named."""
+    """Return the sinks of all installed plug-ins by scheme; refuse to start with an unusable one, and name it."""
     sinks: dict[str, Sink] = {}
     makers: dict[str, EntryPoint] = {}
     for point in sink_entry_points():
@@ -167,12 +165,10 @@ def _check_scheme(point: EntryPoint, makers: Mapping[str, EntryPoint]) -> None:
 def _made(point: EntryPoint, config: object) -> Sink:
     try:
         sink: Sink = point.load()(config)
-    except ConfigError as error:  # the plug-in has checked its settings: these are its own words
+    except ConfigError as error:  # the plug-in has checked its settings: keep its message
         raise ConfigError(f"{_describe(point)}: {error}") from error
-    except Exception as error:  # whatever a module does when it is imported: it is not ours, and is to be named
-        text = (
-            f"{_describe(point)} cannot be used: {type(error).__name__}: {error}; mend its installation or uninstall it"
-        )
+    except Exception as error:  # imported code may raise anything: name the plug-in
+        text = f"{_describe(point)} cannot be used: {type(error).__name__}: {error}; reinstall or uninstall it"
         raise ConfigError(text) from error
     lacking = [name for name in ("deliver", "aclose") if not callable(getattr(sink, name, None))]
     if lacking:
@@ -181,6 +177,6 @@ def _made(point: EntryPoint, config: object) -> Sink:
 
 
 def _describe(point: EntryPoint) -> str:
-    """Whose it is, in words."""
+    """Describe a plug-in by its package and entry point."""
     whose = "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
     return f"the sink plug-in of {whose} ({SINK_GROUP}: {point.name} = {point.value})"

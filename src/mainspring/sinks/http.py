@@ -29,17 +29,17 @@ SendOne = Callable[[Delivery], Awaitable[Outcome]]
 
 
 class _Word:
-    """What one webhook last said of itself, shared by all who came before it said so."""
+    """State of one webhook, shared by all deliveries that began before it changed."""
 
     def __init__(self) -> None:
         self.gone: Dead | None = None
 
 
 class Gone:
-    """Sends nothing more of what already waits here for a webhook that is gone.
+    """Stops deliveries that already wait here for a webhook that is gone.
 
-    What comes later is not its business: the outcome says that the target is disabled, and whoever hands out deliveries
-    keeps to that, on all nodes, until somebody lifts it. Nothing here has to be lifted then.
+    Later deliveries are not its concern: the outcome says that the target is disabled, and nodes then pause the target
+    until someone resumes it. Nothing here has to be reset then.
     """
 
     def __init__(self) -> None:
@@ -67,28 +67,28 @@ _CALLERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Where nothing else is said of a target."""
+    """Defaults for webhooks without settings of their own."""
 
     timeout_s: float = TIMEOUT_S
     concurrency: int = 64
-    """Requests to one host at one time."""
+    """Concurrent requests to one host."""
     allow: tuple[str, ...] = ()
-    """Networks, addresses and names to be reached although they are not public."""
+    """Networks, addresses and names that may be reached although they are not public."""
     room: int = 100_000
-    """Tasks that may wait for their hosts, all together."""
+    """Tasks that may wait for their hosts, in total."""
     rate: Rate | None = None
-    """Rate of requests to one host; None is as fast as it answers."""
+    """Rate of requests to one host; None means no limit."""
     result_ttl_s: float = 3600.0
-    """How long the answers to successful calls are kept with their runs."""
+    """How long responses to successful requests are stored with their runs."""
     max_timeout_s: float = MAX_TIMEOUT_S
-    """The longest a request may take, whatever its task says."""
+    """Longest time a request may take, whatever its task says."""
 
 
 class HttpSink:
-    """Sends payloads as they are. Everything is opened at the first delivery, aiohttp's import included."""
+    """Sends payloads unchanged. Opens everything at the first delivery, including the import of aiohttp."""
 
     batch_tasks = 64
-    """Small batches, so that what was sent is soon marked done: a crash repeats little."""
+    """Small batches, so that sent tasks are soon marked done: a crash repeats few."""
     keeps_answers = True
 
     def __init__(self, options: HttpOptions = HttpOptions(), lookup: Lookup | None = None) -> None:  # noqa: B008
@@ -101,7 +101,7 @@ class HttpSink:
         self._callers: OrderedDict[Webhook, WebhookCaller] = OrderedDict()
         self._gone = Gone()
         self._said_missing = False
-        # Looked up, not imported: that takes a while, and a node may never send a webhook.
+        # Look it up instead of importing it: the import is slow, and a node may never send a webhook.
         self._has_package = find_spec("aiohttp") is not None
 
     def missing(self, target: str) -> str | None:
@@ -117,7 +117,7 @@ class HttpSink:
         return await self.deliver_to(hook, batch)
 
     async def deliver_to(self, hook: Webhook, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        """Deliver as a named target says, whatever target the tasks name."""
+        """Deliver by the settings of a named target, whatever target the tasks name."""
         try:
             self._guard.check_number(hook.parsed)
             caller = self._caller(hook)

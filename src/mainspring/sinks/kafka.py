@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mainspring.kafka")
 
 
-# A task as a Kafka message. Value, key and headers are bytes: if the library had to encode them, a message would cost a
-# tenth more. Headers are a dict because the library reads it faster than a list of tuples.
+# A task as a Kafka message. Value, key and headers are bytes: encoding them in the library would make a message a
+# tenth more expensive. Headers are a dict because the library reads it faster than a list of tuples.
 
 KafkaHeaders = dict[str, str | bytes | None]
 KafkaMessage = tuple[bytes, bytes, KafkaHeaders]
@@ -29,7 +29,7 @@ _IDH_BYTES: Final = 16
 
 
 def messages_of(chunk: Sequence[Delivery]) -> Iterator[KafkaMessage]:
-    """Value, key and headers of each. The headers hold until the next one is asked for: the library copies them."""
+    """Yield value, key and headers of each. The headers are valid until the next message: the library copies them."""
     prefix = chunk[0].namespace.encode() + b"/"
     columns = type(chunk[0]).columns(chunk)
     if columns is None:
@@ -38,12 +38,12 @@ def messages_of(chunk: Sequence[Delivery]) -> Iterator[KafkaMessage]:
 
 
 def identity_of(one: Delivery) -> tuple[bytes, bytes]:
-    """Its key and its value, by which reports tell messages apart."""
+    """Return key and value, by which reports tell messages apart."""
     return (one.id if one.lane is None else one.lane).encode(), one.body.payload
 
 
 def _side_by_side(chunk: Sequence[Delivery], columns: DeliveryColumns, prefix: bytes) -> Iterator[KafkaMessage]:
-    """The same as `_message_of` makes, for half of its cost. Neighbours are mostly due in the same millisecond."""
+    """Make the same messages as `_message_of` at half the cost. Neighbours are mostly due in the same millisecond."""
     ids = hexlify(columns.idhs, b"/", _IDH_BYTES).split(b"/")
     headers: KafkaHeaders = {"idempotency-key": b"", "id": b"", "due": b"", "attempt": b"1"}
     written_ms, ending = -1, b""
@@ -68,14 +68,14 @@ def _message_of(one: Delivery, prefix: bytes) -> KafkaMessage:
     return body.payload, key, {"idempotency-key": idempotency_key, "id": id, "due": due, "attempt": attempt}
 
 
-NOT_CONFIGURED: Final = "this node does not know a Kafka broker; set kafka_url (MAINSPRING_KAFKA_URL, --kafka-url)"
+NOT_CONFIGURED: Final = "this node has no Kafka broker; set kafka_url (MAINSPRING_KAFKA_URL, --kafka-url)"
 NEEDS: Final = "Kafka needs the package confluent-kafka: pip install 'mainspring[kafka]'"
 AWAY_MS: Final = 2_000
 """Wait after which tasks that found no broker are tried again."""
 
 
 def kafka_sink(options: KafkaOptions | None) -> Sink:
-    """The sink for these options; without any, or without the library, one that says what is missing."""
+    """Return the sink for these options, or one that reports what is missing (options or library)."""
     if options is not None and find_spec("confluent_kafka") is None:
         log.error("%s; tasks for Kafka wait until a node has it", NEEDS)
         return UnknownKafka(NEEDS)
@@ -83,7 +83,7 @@ def kafka_sink(options: KafkaOptions | None) -> Sink:
 
 
 class UnknownKafka:
-    """Stands in where no broker is configured, or the library is missing: then its tasks are held."""
+    """Replaces the sink if no broker is configured or the library is missing: its tasks are held."""
 
     def __init__(self, needs: str | None = None) -> None:
         self._needs = needs
@@ -96,7 +96,7 @@ class UnknownKafka:
         return [Retry(self._needs or NOT_CONFIGURED)] * len(batch)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resources are open."""
 
 
 class KafkaSink:
@@ -113,7 +113,7 @@ class KafkaSink:
 
     @property
     def queued(self) -> int:
-        """Messages that are with the library and not yet reported. Bounded by queue.buffering.max.messages."""
+        """Messages in the library without a report. Bounded by queue.buffering.max.messages."""
         return self._batch_producer.queued + self._singly.queued
 
     @property
@@ -121,7 +121,7 @@ class KafkaSink:
         return self._batch_producer.carriers_made
 
     def prepare(self) -> None:
-        """The library takes half a second until a new producer has its identity from the broker."""
+        """Connect: a new producer takes half a second to get its identity from the broker."""
         self._batch_producer.prepare()
         self._topics.prepare()
 
@@ -153,7 +153,7 @@ class KafkaSink:
     async def _sent_singly(
         self, topic: str, batch: Sequence[Delivery], errors: "Sequence[KafkaError | None]"
     ) -> "list[KafkaError | None]":
-        """A broker refuses a whole request when its topic takes only small ones: each message has its own try."""
+        """Send messages one by one: a broker refuses a whole request that is too large for its topic."""
         from confluent_kafka import KafkaError
 
         large = [
@@ -164,7 +164,7 @@ class KafkaSink:
         failures = await self._singly.send(topic, large)
         if len(failures) < len(large):
             log.warning(
-                "Kafka refused %d messages for %s as too large together: they went one by one, which is slow. "
+                "Kafka refused %d messages for %s as too large together; they were sent one by one, which is slow. "
                 "Lower batch.size in [kafka] below the topic's max.message.bytes", len(large), topic,
             )  # fmt: skip
         again = {id(one): failures.get(identity_of(one)) for one in large}
@@ -185,19 +185,19 @@ def _outcome(error: "KafkaError | None") -> Outcome:
         case KafkaError._MSG_TIMED_OUT:
             return Retry("Kafka did not acknowledge it in time (message.timeout.ms)", AWAY_MS, untried=True)
         case KafkaError._PURGE_QUEUE | KafkaError._PURGE_INFLIGHT | KafkaError._FATAL:
-            # Something else ended the producer: that is no failure of the tasks it had.
-            return Retry("the Kafka producer had to be made anew before it was acknowledged", untried=True)
+            # Something else ended the producer: its tasks have not failed.
+            return Retry("the Kafka producer was replaced before it acknowledged the message", untried=True)
         case _:
             return Retry(f"Kafka: {error.str()}")
 
 
 def _check_library(options: KafkaOptions) -> None:
-    """Refuse settings that the library refuses, before anything runs."""
+    """Refuse, before anything runs, settings that the library refuses."""
     try:
         from confluent_kafka import KafkaException, Producer
     except ImportError:
         raise ConfigError(f"kafka_url is set. {NEEDS}") from None
-    # Without servers: this one is to read its settings, not to connect.
+    # Leave out the servers: this producer only validates the settings and must not connect.
     properties = {**options.for_library(), "log_level": "0"}
     del properties["bootstrap.servers"]
     try:

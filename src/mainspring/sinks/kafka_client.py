@@ -1,4 +1,4 @@
-"""The Kafka library: one producer, its topics, batches in and reports out."""
+"""The Kafka library: one producer, its topics, sending batches and reading delivery reports."""
 
 import asyncio
 import logging
@@ -24,25 +24,25 @@ library_log = logging.getLogger("mainspring.kafka.library")
 
 FIRST_POLL_S: Final = 0.001
 SLOWEST_POLL_S: Final = 0.02
-"""Reports are fetched so often while some are missing: the library cannot wake an event loop."""
+"""Seconds between fetches of reports while some are missing: the library cannot wake an event loop."""
 
 IDLE_POLL_S: Final = 2.0
-"""And so often while none are, for what the library has to say besides."""
+"""Seconds between fetches while none are missing, for other events of the library."""
 
 REPORTS: Final = {"delivery.report.only.error": True}
-"""Callbacks are for failures: to make a message and call with it costs three times what it takes to let go of one."""
+"""Report failures only: making a message object and calling back costs three times as much as releasing a receipt."""
 
 
 class Carrier:
     """Owns the producer and fetches its reports.
 
     The library works in threads of its own. Fetching reports does not block, so it is done on the event loop: a thread
-    would have to win the interpreter back from the loop for every single report.
+    would have to take the interpreter lock from the loop for every single report.
     """
 
     def __init__(self, properties: Mapping[str, str], away: Callable[[], None]) -> None:
         self.broken: KafkaError | None = None
-        """Why it will never send again: its identity at the broker is lost."""
+        """Why it will never send again: the broker no longer knows its identity."""
         self._away = away
         self._wake = asyncio.Event()
         self._retired = False
@@ -51,15 +51,15 @@ class Carrier:
 
     @property
     def queued(self) -> int:
-        """Messages that are with the library and not yet reported."""
+        """Messages in the library without a report."""
         return len(self.producer)
 
     def wake(self) -> None:
-        """Something was handed over."""
+        """Fetch reports soon: a message was handed over."""
         self._wake.set()
 
     def retire(self) -> None:
-        """Take no more. What is in it is reported as failed, and then it ends."""
+        """Take no more messages. Those in the library are reported as failed, and then it closes."""
         if not self._retired:
             self._retired = True
             self.producer.purge(blocking=False)
@@ -80,14 +80,14 @@ class Carrier:
             elif not self._retired:
                 wait_s = FIRST_POLL_S
                 await self._rest()
-        # Joins the library's threads: not on the loop.
+        # Closing joins the library's threads: do not block the loop.
         await asyncio.get_running_loop().run_in_executor(None, self.producer.close)
 
     def _fetch(self) -> int:
-        """How many reports there were: one may be of thousands of messages."""
+        """Fetch reports; return their number. One report may stand for thousands of messages."""
         try:
             return self.producer.poll(0)
-        except KafkaException as caught:  # how the library tells of a fatal error
+        except KafkaException as caught:  # how the library reports a fatal error
             self._on_error(caught.args[0])
             return 1
 
@@ -110,7 +110,7 @@ class Carrier:
 
 ASK_S: Final = 10.0
 MISSING_S: Final = 1.0
-"""Seconds before a missing topic is asked for again: there may be many tasks for it."""
+"""Seconds before a missing topic is checked again: there may be many tasks for it."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AWAY: Final = (
@@ -124,7 +124,7 @@ Refusal = Dead | Retry
 
 
 class Topics:
-    """Asks once for each topic. Asking does not create it, whatever the broker's own settings are."""
+    """Checks each topic once. Checking does not create a topic, whatever the broker's settings are."""
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
@@ -134,19 +134,19 @@ class Topics:
         self._missing: dict[str, tuple[float, Refusal]] = {}
 
     async def refusal(self, topic: str) -> Refusal | None:
-        """Why nothing can be sent to this topic now; None when it is there."""
+        """Return why nothing can be sent to this topic now; None if it exists."""
         if topic in self._known:
             return None
         if not _NAME.fullmatch(topic) or topic in (".", ".."):
-            return Dead(f"{topic[:250]!r} is no name of a Kafka topic; use 1 to 249 of A-Z a-z 0-9 . _ -")
+            return Dead(f"{topic[:250]!r} is not a valid name of a Kafka topic; use 1 to 249 of A-Z a-z 0-9 . _ -")
         until, refusal = self._missing.get(topic, (0.0, None))
         if time.monotonic() < until:
             return refusal
-        # Shielded: others wait for the same answer.
+        # Shielded: other deliveries wait for the same answer.
         return await asyncio.shield(self._ask(topic))
 
     def prepare(self) -> None:
-        """Begin to create the topics that the settings name, where that is asked for."""
+        """Begin to create the topics in the settings, if `create_topics` is set."""
         for topic in self._options.topics if self._options.create_topics else ():
             if _NAME.fullmatch(topic):
                 self._ask(topic)
@@ -159,7 +159,7 @@ class Topics:
         return asking
 
     def forget(self, topic: str) -> None:
-        """It was there, and it is not any more."""
+        """Forget a topic that no longer exists."""
         self._known.discard(topic)
 
     async def aclose(self) -> None:
@@ -186,7 +186,7 @@ class Topics:
         wanted = NewTopic(topic, options.partitions or -1, options.replication or -1)
         error = await self._error_of(self._client().create_topics([wanted], request_timeout=ASK_S))
         if error is not None and error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return None  # another node was first
+            return None  # another node created it first
         if error is None:
             log.info("created the Kafka topic %s", topic)
         return error
@@ -218,26 +218,26 @@ class Topics:
 
 
 CHUNK_TASKS: Final = 512
-"""Messages handed to the library in one go: about 1 ms."""
+"""Messages handed to the library at a time: about 1 ms."""
 
 TIME_SLICE_S: Final = 0.003
-"""Seconds spent on handing over messages before others get their turn on the loop."""
+"""Seconds spent on handing over messages before yielding to the loop."""
 
 ROOM_S: Final = 0.005
 """Seconds between checks of a full queue."""
 
 
 FailedMessages = Mapping[tuple[bytes, bytes], KafkaError]
-"""What was not delivered, by the key and the value of its message: reports have no headers, and a task's id may be the
-lane of another. Two that are the same in both fail together: a repeat does no harm."""
+"""Errors of undelivered messages, by key and value: reports have no headers, and a task's id may equal the lane of
+another. Two messages that agree in both fail together: a repeat does no harm."""
 
 
 class Receipt:
-    """What the library holds of a batch on its way: once for each message, until it knows what became of that one.
+    """Tracks one batch: the library holds a reference for each message until the message's outcome is known.
 
-    It calls it for messages that have failed. Of the others it only lets go, which costs a third of a call; so when
-    nobody holds the receipt any more, every message has been acknowledged or has failed. Whoever kept it elsewhere
-    would have its batch wait for ever.
+    The library calls it for failed messages and only drops its reference for the others, which costs a third of a call.
+    So when the last reference is gone, every message was acknowledged or has failed. A reference kept anywhere else
+    would make its batch wait forever.
     """
 
     __slots__ = ("_done", "_failures")
@@ -251,16 +251,16 @@ class Receipt:
             self.refuse(message.key() or b"", message.value() or b"", error)
 
     def refuse(self, key: bytes, value: bytes, error: KafkaError) -> None:
-        """One is not delivered. The library may not even have taken it."""
+        """Record an undelivered message. The library may not even have accepted it."""
         self._failures[key, value] = error
 
     def __del__(self) -> None:
-        if not self._done.done():  # it is, when the node gave up on this delivery
+        if not self._done.done():  # done already if the node gave up on this delivery
             self._done.set_result(None)
 
 
 class BatchProducer:
-    """Hands batches over in the order they come; they are on the wire together."""
+    """Sends batches in order of arrival; several may be on the wire at once."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = properties
@@ -272,7 +272,7 @@ class BatchProducer:
 
     @property
     def queued(self) -> int:
-        """Messages that are with the library and not yet reported."""
+        """Messages in the library without a report."""
         return self._carrier.queued if self._carrier is not None else 0
 
     def prepare(self) -> None:
@@ -280,7 +280,7 @@ class BatchProducer:
         self._working()
 
     async def send(self, topic: str, batch: Sequence[Delivery]) -> FailedMessages:
-        """Returns when the broker has acknowledged every message, or it has failed for good."""
+        """Send a batch; return when every message was acknowledged or has failed for good."""
         failures: dict[tuple[bytes, bytes], KafkaError] = {}
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with self._turn:
@@ -292,7 +292,7 @@ class BatchProducer:
         return failures
 
     async def aclose(self) -> None:
-        """Drop messages that are no longer awaited: the next owner delivers them."""
+        """Drop messages whose deliveries were given up: the next owner delivers them."""
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             carrier.retire()
@@ -308,7 +308,7 @@ class BatchProducer:
             at += taken
             carrier.wake()
             if taken < len(chunk):
-                # A full queue is no error: those behind wait here, and the engine begins no more than it may.
+                # A full queue is not an error: later batches wait here, and the engine limits how many tasks begin.
                 await asyncio.sleep(ROOM_S)
             elif at < len(batch) and time_slice.over:
                 time_slice.end()
@@ -317,7 +317,7 @@ class BatchProducer:
 
     def _working(self) -> Carrier:
         if self._carrier is not None and self._carrier.broken is not None:
-            log.error("the Kafka producer cannot go on (%s): making a new one", self._carrier.broken.str())
+            log.error("the Kafka producer has failed (%s); making a new one", self._carrier.broken.str())
             self._carrier.retire()
             self._carrier = None
         if self._carrier is None:
@@ -327,12 +327,12 @@ class BatchProducer:
 
     def _note_away(self) -> None:
         if not self._away:
-            log.warning("no Kafka broker can be reached: tasks for Kafka are held back")
+            log.warning("no Kafka broker can be reached; tasks for Kafka are held")
         self._away = True
 
 
 def _produce(carrier: Carrier, topic: str, chunk: Sequence[Delivery], receipt: Receipt) -> int:
-    """How many were taken; fewer than all when the queue is full or the producer broke."""
+    """Hand messages over; return how many were accepted: fewer than all if the queue is full or the producer broke."""
     produce = carrier.producer.produce
     for number, (value, key, headers) in enumerate(messages_of(chunk)):
         try:

@@ -1,4 +1,4 @@
-"""How to reach Kafka: the servers, the properties of the client library, and what to do about missing topics."""
+"""How to reach Kafka: servers, properties of the client library, and whether to create missing topics."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ OURS: Final = {
 
 DEFAULTS: Final = {
     "client.id": "mainspring",
-    "linger.ms": "1",  # a task goes out at its millisecond, and a burst still fills its batches
+    "linger.ms": "1",  # tasks leave at their millisecond, and a burst still fills its batches
     "socket.nagle.disable": "true",
     "socket.keepalive.enable": "true",
     "queue.buffering.max.messages": "100000",
@@ -33,11 +33,11 @@ DEFAULTS: Final = {
     # How long tasks are held for an unavailable broker; afterwards they wait on the server, not in memory.
     "message.timeout.ms": "30000",
 }
-"""What a settings file may change."""
+"""Defaults that a settings file may change."""
 
 
 def parse_servers(url: str) -> str:
-    """`kafka://a:9092,b:9092`, with or without the scheme, as the library wants it."""
+    """Return `kafka://a:9092,b:9092` (the scheme is optional) in the form that the library expects."""
     servers = url.removeprefix("kafka://").rstrip("/")
     if "@" in servers:
         raise InvalidInput(
@@ -51,8 +51,8 @@ def parse_servers(url: str) -> str:
 
 
 class Properties(Mapping[str, str]):
-    """Settings of librdkafka by its own names. Nested tables are joined by dots; `<name>_file` names a file that
-    holds the value. What is secret is masked when shown."""
+    """Settings of librdkafka by their own names. Nested tables are joined by dots; `<name>_file` names a file that
+    holds the value. Secrets are masked when shown."""
 
     def __init__(self, given: Mapping[str, object] | None = None) -> None:
         self._values: dict[str, str] = {}
@@ -88,19 +88,19 @@ class Properties(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """What a Kafka sink needs to know."""
+    """Options of a Kafka sink."""
 
     url: str
     properties: Properties = field(default_factory=Properties)
     create_topics: bool = False
     topics: tuple[str, ...] = ()
-    """Topics that the settings name: with `create_topics` they are created at the start."""
+    """Topics in the settings; with `create_topics` they are created at start."""
     partitions: int | None = None
-    """Of a topic that is created; None leaves it to the broker."""
+    """Partitions of a created topic; None means the broker's default."""
     replication: int | None = None
 
     def for_library(self) -> dict[str, str]:
-        """Return all properties for the library. Ours come last: nothing can undo the delivery guarantees."""
+        """Return all properties for the library. Ours come last: no setting can undo the delivery guarantees."""
         ours = {"bootstrap.servers": parse_servers(self.url), "enable.idempotence": "true", "acks": "all"}
         return {**DEFAULTS, **self.properties, **ours}
 

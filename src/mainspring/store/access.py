@@ -20,7 +20,7 @@ _decode: Final = msgspec.json.Decoder(ApiKey).decode
 
 
 def new_key_id() -> str:
-    """Names a key in lists and in the audit trail; it opens nothing."""
+    """Return a name for a key in lists and in the audit trail; it grants no access."""
     return f"k{secrets.token_hex(5)}"
 
 
@@ -36,12 +36,12 @@ async def list_keys(store: Store) -> list[ApiKey]:
         try:
             found.append(_decode(record))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.error("API key %s cannot be read and lets nobody in: %s", name.decode(errors="replace"), error)
+            log.error("API key %s cannot be read and authenticates no caller: %s", name.decode(errors="replace"), error)
     return sorted(found, key=lambda key: (key.created_ms, key.id))
 
 
 async def revoke_key(store: Store, key_id: str) -> ApiKey | None:
-    """Take a key away for good; None when there is none. Nodes notice within a second or two.
+    """Delete a key; return None if there is none. Nodes notice within a second or two.
 
     An unreadable record was never a valid key: it is removed, and reported as None.
     """
@@ -64,17 +64,17 @@ _decode_change: Final = msgspec.json.Decoder(Change).decode
 
 
 async def record_change(store: Store, change: Change, *, kept: int = AUDIT_KEPT) -> None:
-    """Write one change. The oldest fall out: about `kept` stay, never fewer.
+    """Write one change and drop the oldest: about `kept` remain, never fewer.
 
-    Changes of tasks have a stream of their own. There may be thousands a second, and they must not push out who made a
-    key or paused a target.
+    Changes of tasks have a stream of their own: thousands a second must not push out the record of who made a key or
+    paused a target.
     """
     key = store.keys.task_audit if change.what.startswith("task.") else store.keys.audit
     await store.run_one(store.keys.slot, [("XADD", key, "MAXLEN", "~", kept, "*", AUDIT_FIELD, _encode_change(change))])
 
 
 async def read_audit(store: Store, *, limit: int = 50, cursor: str | None = None) -> AuditPage:
-    """Return a page of the trail, newest first. It may have one change more than `limit`: two may share an id."""
+    """Return a page of the trail, newest first. It may exceed `limit` by one change: two may share an id."""
     if type(limit) is not int or not 1 <= limit <= 1000:
         raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
     if cursor is not None and not _PLACE.fullmatch(cursor):
@@ -83,7 +83,7 @@ async def read_audit(store: Store, *, limit: int = 50, cursor: str | None = None
     streams = (store.keys.audit, store.keys.task_audit)
     pages = await store.run_one(store.keys.slot, [("XREVRANGE", key, end, "-", "COUNT", limit + 1) for key in streams])
     found = sorted((_audited(place.decode(), fields) for page in pages for place, fields in page), key=_place_of)[::-1]
-    # The cursor is an id: a change with the id of the last one belongs to the same page.
+    # The cursor is an id, so two changes with the same id must be on the same page.
     size = limit + (len(found) > limit and found[limit].id == found[limit - 1].id)
     return AuditPage(found[:size], found[size - 1].id if len(found) > size else None)
 

@@ -1,8 +1,8 @@
-"""The rights that Mainspring needs on a server, and no others, as one ACL line.
+"""The commands and keys that Mainspring needs on a server, as one ACL line.
 
-The list is what the store sends and what its scripts call; a test reads both and fails on a command that has no place
-here, and another runs a good part of the integration tests as a user who may do this and nothing else. Not among
-them: CONFIG and DEBUG, which managed services deny, and whatever reaches beyond the keys of a namespace.
+The list covers what the store sends and what its scripts call. A test reads both and fails on a command missing
+here; another runs much of the integration tests as a user with exactly these rights. The list leaves out CONFIG and
+DEBUG, which managed services deny, and every command that reaches beyond the keys of a namespace.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ CONNECTION: Final = (
     "select",
     "time",
 )
-"""Topology, time and checks. `info` is for the checks at the start and for `mainspring doctor`."""
+"""Topology, time and checks. `info` is for the start-up checks and `mainspring doctor`."""
 
 TRANSACTIONS: Final = ("eval", "evalsha", "exec", "multi", "wait")
 
@@ -45,14 +45,14 @@ DATA: Final = (
 )  # fmt: skip
 
 VERIFY: Final = ("scan", "type")
-"""For `mainspring verify`, which looks through all keys; SCAN shows the names of the keys of others as well."""
+"""For `mainspring verify`, which scans all keys; SCAN also shows the names of keys of other programs."""
 
 DISK: Final = ("waitaof",)
-"""For `durability="disk"`. Redis 7.0 does not know it, and refuses a line that names it."""
+"""For `durability="disk"`. Redis 7.0 does not know the command and refuses a rule that names it."""
 
 
 def commands(*, disk: bool = False) -> list[str]:
-    """Every command the user may send, a subcommand after a bar."""
+    """Return every command the user may send; a subcommand follows a bar."""
     return sorted([*CONNECTION, *TRANSACTIONS, *CHANNELS, *DATA, *VERIFY, *(DISK if disk else ())])
 
 
@@ -66,6 +66,6 @@ def _rules(namespace: str, *, disk: bool) -> Iterator[str]:
 
 
 def acl_rules(namespace: str, *, secret: str | None = None, disk: bool = False) -> list[str]:
-    """Arguments of `ACL SETUSER <user>`; a placeholder if there is no secret."""
+    """Return the arguments of `ACL SETUSER <user>`, with a placeholder if there is no secret."""
     password = ">PASSWORD" if secret is None else "#" + hashlib.sha256(secret.encode()).hexdigest()
     return ["reset", "on", password, *_rules(namespace, disk=disk)]

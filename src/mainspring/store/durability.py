@@ -1,4 +1,4 @@
-"""How safe a put must be before it is answered."""
+"""How safe a put must be before it is confirmed."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """`server`, `disk` or `replicas=n`."""
+    """A durability level: `server`, `disk` or `replicas=n`."""
 
     text: str
     confirm: RedisCommand | None = None
@@ -41,14 +41,14 @@ def check_durability(value: str) -> Durability:
 
 
 def executed(result: list[Any] | StoreError) -> list[Any] | None:
-    """The replies to what was written, confirmed or not; None where it is not known to be."""
+    """Return the replies to the writes, confirmed or not; None if it is unknown whether they were applied."""
     if isinstance(result, NotConfirmed):
         return None if result.replies is None else list(result.replies)
     return None if isinstance(result, StoreError) else result
 
 
 async def confirm(pipeline: Pipeline, durability: Durability) -> NotConfirmed | None:
-    """Wait, on the connection that wrote, until the level is reached; else say what is missing."""
+    """Wait, on the connection that wrote, until the level is reached; otherwise return what is missing."""
     assert durability.confirm is not None
     [reply] = await pipeline([durability.confirm], timeout_s=WAIT_MS / 1000 + 5)
     if isinstance(reply, hiredis.ReplyError):
@@ -66,7 +66,7 @@ async def confirm(pipeline: Pipeline, durability: Durability) -> NotConfirmed | 
 
 
 async def _always_synced(pipeline: Pipeline) -> bool:
-    """Every write is on disk before it is answered: there is nothing to wait for."""
+    """Return whether the server syncs every write to disk before it replies: then there is nothing to wait for."""
     [reply] = await pipeline([("CONFIG", "GET", "append*")], timeout_s=5)
     if isinstance(reply, hiredis.ReplyError):
         return False

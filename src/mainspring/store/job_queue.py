@@ -1,4 +1,4 @@
-"""Queues as workers see them: take work, keep it, end it, put it back. See docs/queues.md.
+"""Queues as workers see them: take jobs, renew their leases, end them, return them. See docs/queues.md.
 
 jobs = await queue.take(store, worker, {partition: {"mail": 10}})
 answers = await queue.finish(store, [End(job, DONE) for job in jobs])
@@ -37,7 +37,7 @@ KEPT_MS: Final = 32 * 86_400_000
 
 
 def end_key(keys: PartitionKeys, name: str) -> str:
-    # No schedule has an "@" in its name, and no occurrence nothing behind it.
+    # A schedule's name contains no "@", and an occurrence has a time after it: no task has this id.
     return keys.result(idh_of(f"{name}@"))
 
 
@@ -53,7 +53,7 @@ def schedule_of(job: Job) -> str:
 
 
 async def run_ends(store: Store, wanted: Sequence[tuple[int, str, ChainState]]) -> list[PastRun | None]:
-    """How the last run of each chain (partition, name, link) ended; None where no worker said so."""
+    """Return how the last run of each chain (partition, name, link) ended; None if no worker recorded it."""
     groups: list[Group] = []
     for partition, name, _ in wanted:
         keys = store.keys.partitions[partition]
@@ -72,7 +72,7 @@ async def run_ends(store: Store, wanted: Sequence[tuple[int, str, ChainState]]) 
 
 
 async def with_ends(store: Store, seen: "Sequence[Seen]") -> "list[Seen]":
-    """The same with the ends of runs that the chain has not heard of yet: it asks when the next run begins."""
+    """Add ends of runs that the chains have not recorded yet: a chain reads them only when its next run begins."""
     answered = list(seen)
     open_ends = [
         (i, one.partition, one.definition.name, one.link)
@@ -88,24 +88,24 @@ async def with_ends(store: Store, seen: "Sequence[Seen]") -> "list[Seen]":
 
 
 MOST_ENDS: Final = 1_000
-"""Jobs that a call ends at most: Lua can spread some thousand values at once."""
+"""Most jobs ended in one call: Lua can unpack a few thousand values at once."""
 
 FinishAnswer = Literal["ok", "lost"] | StoreError
 
 
 class By(NamedTuple):
-    """Jobs of one partition, queue by queue."""
+    """Jobs of one partition, grouped by queue."""
 
     partition: int
     queues: dict[str, int]
-    """How many of each."""
+    """Number of jobs in each queue."""
     jobs: list[Job]
     numbers: list[int]
-    """Their places among all that were given."""
+    """Their positions among all given jobs."""
 
 
 def by_partition(jobs: Sequence[Job], most: int = MOST_ENDS) -> list[By]:
-    """What belongs together in one call."""
+    """Group jobs into calls of one partition each, at most `most` jobs per call."""
     sorted_: dict[int, dict[str, list[int]]] = {}
     for number, job in enumerate(jobs):
         sorted_.setdefault(job.partition, {}).setdefault(job.queue, []).append(number)
@@ -123,15 +123,15 @@ def by_partition(jobs: Sequence[Job], most: int = MOST_ENDS) -> list[By]:
 
 
 async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
-    """End jobs; one answer each, in order. "lost": the claim is not valid any more, and nothing was written.
+    """End jobs; return one answer each, in order. "lost": the claim is no longer valid and nothing was written.
 
-    Sent again after a lost reply it answers "lost" for what was ended, and changes nothing.
+    A call repeated after a lost reply answers "lost" for jobs that the first one ended, and changes nothing.
     """
     answers: list[FinishAnswer] = ["ok"] * len(ends)
     once: dict[tuple[int, bytes], int] = {}
     for number, end in enumerate(ends):
         if once.setdefault(end.job.key, number) != number:
-            answers[number] = "lost"  # named twice: the first one ends it
+            answers[number] = "lost"  # listed twice: the first one ends it
     numbers = list(once.values())
     every = by_partition([ends[number].job for number in numbers])
     now_ms = store.clock.now_ms()
@@ -148,7 +148,7 @@ async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
 
 
 def _cancelled(ends: Sequence[End], answers: Sequence[FinishAnswer]) -> list[tuple[int, bytes]]:
-    """Callers' ids whose runs were stopped: the index forgets them."""
+    """Return callers' ids whose runs were stopped: the index forgets them."""
     return [
         (end.job.partition, end.job.idh)
         for end, answer in zip(ends, answers, strict=True)
@@ -157,7 +157,7 @@ def _cancelled(ends: Sequence[End], answers: Sequence[FinishAnswer]) -> list[tup
 
 
 class _Args:
-    """The parts of a call, in the order in which the script wants them."""
+    """The arguments of one call, in the order that the script expects."""
 
     def __init__(self) -> None:
         self.places: list[Slice] = []
@@ -231,7 +231,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
 
 
 def _keys_of(names: PartitionKeys, job: Job) -> tuple[str, str, str, str]:
-    """Entries, fired, done and cancelled of the slice it came from."""
+    """Return the keys of its slice: entries, fired, done and cancelled."""
     return names.slice_keys(Address.unpack(job.partition, job.claim).slice.name)
 
 
@@ -241,17 +241,17 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     if not outcome.untried:
         errors = (*body.errors, outcome.reason[:MAX_ERROR_CHARS])[-MAX_ERRORS_KEPT:]
         body = msgspec.structs.replace(body, attempt=body.attempt + 1, errors=errors)
-    # Mark the next attempt of a scheduled run too: its end is the end of the run.
+    # Flag the retry of a scheduled run too: the run ends when its last attempt does.
     flags = INDEXED | (SCHEDULED if body.occurrence is not None else 0)
     return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
 
 def _letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
     reason = outcome.reason[:MAX_ERROR_CHARS]
-    if not job.body.target:  # it could not be read: its bytes are kept, so that a person can
+    if not job.body.target:  # undecodable: keep its bytes for inspection
         return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
     place = job.claim[:ADDRESS_BYTES]
-    # A worker that died with it may have begun it.
+    # A worker that died while it had the job may have started it.
     sent = was_sent(reason) or job.deliveries > 1
     return DeadLetter.of(
         job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent, traceback=outcome.traceback
@@ -273,7 +273,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Failure).decode
 
 
 def encode_ack(outcome: Done | Retry | Dead | JobCancelled) -> bytes:
-    """How a run ended, as `acks` keeps it until the owner of the partition has settled the task."""
+    """Return the stored form of a run's outcome, kept in `acks` until the partition's owner has settled the task."""
     match outcome:
         case Done():
             return b"d"
@@ -304,16 +304,16 @@ def decode_ack(raw: bytes) -> Done | Retry | Dead | JobCancelled:
 _ROW: Final = slice(ADDRESS_BYTES, None)
 
 Asks = Mapping[int, Mapping[str, int]]
-"""Partition -> queue -> how many at most."""
+"""Partition -> queue -> most jobs to take."""
 
 
 class Beaten(NamedTuple):
-    """What a worker learns about its jobs when it says that it lives."""
+    """Changes that a heartbeat of a worker returns for its jobs."""
 
     lost: list[Job]
-    """Others have them by now."""
+    """Other workers have taken them."""
     cancelled: list[Job]
-    """To be stopped, and ended as `JobCancelled`."""
+    """To be stopped and ended as `JobCancelled`."""
 
 
 class _Taken(NamedTuple):
@@ -326,17 +326,17 @@ class _Taken(NamedTuple):
 
 
 Died = Callable[[Job, Dead], None]
-"""Called with jobs that must not run any more: expired or unreadable ones."""
+"""Called with jobs that must no longer run: expired or unreadable ones."""
 
 
 def _ignore(_job: Job, _why: Dead) -> None: ...
 
 
 async def take(store: Store, worker: str, asks: Asks, died: Died = _ignore) -> list[Job]:
-    """Work for this worker, at most so much of each queue; one call a partition. Expired tasks are ended here.
+    """Take jobs for this worker, at most the given number of each queue, in one call per partition; end expired ones.
 
-    A partition whose server does not answer is left out; when none answered, its failure is raised. What a server gave
-    in an answer that was lost comes back when the lease is over.
+    A partition whose server does not answer is left out; if none answers, the failure is raised. Jobs in a lost reply
+    come back when their lease ends.
     """
     claim = f"{worker}/{secrets.token_hex(4)}"
     groups = {p: _call(store, "queue_take", p, [claim], queues) for p, queues in asks.items()}
@@ -351,8 +351,8 @@ async def take(store: Store, worker: str, asks: Asks, died: Died = _ignore) -> l
 
 
 async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, most: int) -> dict[int, dict[str, int]]:
-    """By partition and queue: how much work lies there whose worker has not said for a lease that it lives; of each at
-    most so much is counted. A partition whose server does not answer is left out, as in `take`."""
+    """Count, by partition and queue, jobs whose worker has sent no heartbeat for a lease, up to `most` in each queue.
+    Leave out a partition whose server does not answer, as `take` does."""
     groups: dict[int, Group] = {}
     for keys in store.keys.partitions:
         call = store.scripts.call("queue_left", list(map(keys.queue, queues)), [lease_ms, most])
@@ -424,7 +424,7 @@ async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> 
 
 
 def _bodies(taken: list[_Taken]) -> list[Body | str]:
-    """The bodies, or of a damaged one why it cannot be read."""
+    """Return the bodies, or for a damaged entry why it cannot be read."""
     rows = [one.record[_ROW] for one in taken]
     try:
         return [*decode_many(without_headers(rows))]
@@ -472,8 +472,8 @@ async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
 
 
 async def give_back(store: Store, jobs: Sequence[Job]) -> None:
-    """Put back what was taken and not begun: it does not count as taken. Others get it at once; what workers have died
-    with before, when they next look for work of the dead."""
+    """Return jobs that were taken but not started; this does not count as a delivery. Others can take them at once.
+    Jobs that a worker died with before are offered with the next reclaim."""
     every = by_partition(jobs)
     groups: list[Group] = []
     for by in every:

@@ -12,19 +12,19 @@ SLOTS: Final = 16384
 SECOND_MS: Final = 1_000
 HOUR_MS: Final = 3_600_000
 HOLD_MS: Final = 1 << 32
-"""Stands for a width in the names of hold slices: whatever four bytes of offset can say lies in one."""
+"""Width used in the names of hold slices: any four-byte offset fits into one."""
 
 WIDTHS_MS: Final = (HOUR_MS, SECOND_MS, 50, 1, HOLD_MS)
-"""From coarse to fine. A width is only a hint for the writer; the owner merges them all. Behind them, hold slices."""
+"""Widths of slices from coarse to fine, then hold slices. Writers choose freely; the owner merges all widths."""
 
 HOLDS_FROM_S: Final = 1 << 32
-"""Hold slices stand among the live slices from this score on, beyond every time at which a task can be due."""
+"""Hold slices are listed among the live slices from this score on, beyond any due time."""
 
 _HOLD_BACK_MS: Final = 24 * 24 * HOUR_MS
-"""How much earlier than its hold a task may have been due and still keep its place in the order."""
+"""How long before the start of its hold a task may have been due and still keep its place in the order."""
 
 R_UNIT: Final = 1 << 20
-"""A slice's incarnation is a random fraction of this many steps behind the point of its score."""
+"""A slice's incarnation is a random fraction in this many steps, stored behind the decimal point of its score."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -43,10 +43,10 @@ def slot_of(tag: str) -> int:
 
 @lru_cache(maxsize=1024)
 def tags(namespace: str, partitions: int) -> tuple[str, ...]:
-    """One hash tag a partition, searched so that partition p falls near the start of the p-th stripe of the slots.
+    """Return one hash tag per partition, chosen so that partition p falls near the start of the p-th stripe of slots.
 
-    Plain `ns:p` tags fall where the hash throws them: of 32, one of three servers may get 15 and another 6. Anywhere in
-    its stripe, of 32 one of five servers may get 8 and another 5: the border between servers cuts through stripes.
+    Plain `ns:p` tags scatter: of 32 partitions, one of three servers may get 15 and another 6. Even anywhere within
+    their stripes, one of five servers may get 8 of 32 and another 5, because server borders cut through stripes.
     """
     found = []
     for p in range(partitions):
@@ -60,12 +60,12 @@ def tags(namespace: str, partitions: int) -> tuple[str, ...]:
 
 
 def partition_of(name: str, partitions: int) -> int:
-    """The partition of a lane, or of an id where there is no lane."""
+    """Return the partition of a lane, or of an id if there is no lane."""
     return crc_hqx(name.encode(), 0) % partitions
 
 
 class Slice(NamedTuple):
-    """One width of time in one partition."""
+    """One span of time in one partition."""
 
     width_ms: int
     start_ms: int
@@ -80,7 +80,7 @@ class Slice(NamedTuple):
 
     @classmethod
     def held_since(cls, since_ms: int) -> "Slice":
-        """The slice for work that is held back since this time."""
+        """Return the hold slice for tasks held since this time."""
         return cls(HOLD_MS, HOLDS_FROM_S * 1000 + since_ms)
 
     @property
@@ -89,22 +89,22 @@ class Slice(NamedTuple):
 
     @property
     def since_ms(self) -> int:
-        """Its start; of a hold slice, when the hold began."""
+        """Start of the slice; for a hold slice, when the hold began."""
         return self.start_ms - HOLDS_FROM_S * 1000 if self.is_hold else self.start_ms
 
     @property
     def from_ms(self) -> int:
-        """The offsets of its entries count from here."""
+        """Time from which the offsets of its entries count."""
         return self.since_ms - _HOLD_BACK_MS if self.is_hold else self.start_ms
 
     @property
     def over_ms(self) -> int:
-        """When the slice may be dropped. Only the owner writes to a hold slice, so that one may go once it is done."""
+        """When the slice may be dropped: a hold slice once it is done, because only the owner writes to it."""
         return 0 if self.is_hold else self.end_ms
 
     @property
     def is_well_formed(self) -> bool:
-        """Could a slice have this width and this start?"""
+        """Return whether a slice can have this width and start."""
         if self.is_hold:
             return 0 <= self.start_ms // 1000 - HOLDS_FROM_S < HOLDS_FROM_S
         return self.width_ms in WIDTHS_MS and self.start_ms % self.width_ms == 0 and 0 <= self.start_ms < 1 << 48
@@ -125,7 +125,7 @@ def _name_of(place: Slice) -> str:
 
 
 def score_of(start_ms: int, r: int) -> float:
-    """Exact in a double: 33 bits of seconds and 20 of incarnation."""
+    """Return the score of a slice; exact in a double: 33 bits of seconds and 20 of incarnation."""
     return start_ms // 1000 + r / R_UNIT
 
 
@@ -138,7 +138,7 @@ ADDRESS_BYTES: Final = 14
 
 
 class Address(NamedTuple):
-    """Where an entry stands. A hint: the server verifies incarnation and header before it acts on it."""
+    """Place of an entry. Only a hint: the server verifies incarnation and header before it acts on it."""
 
     partition: int
     slice: Slice
@@ -146,7 +146,7 @@ class Address(NamedTuple):
     index: int  # type: ignore[assignment]
 
     def pack(self) -> bytes:
-        """14 bytes, as the index stores it (the partition is the key's)."""
+        """Return the 14 bytes that the index stores; the partition is known from the key."""
         return address_prefix(self.slice) + self.r.to_bytes(3, "big") + self.index.to_bytes(4, "big")
 
     @classmethod
@@ -216,30 +216,30 @@ class PartitionKeys:
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
 
     def answer(self, hashed: str) -> str:
-        """What was answered to a request with an Idempotency-Key."""
+        """Key of the stored answer to a request with an Idempotency-Key."""
         return f"{{{self.tag}}}:idem:{hashed}"
 
     def entries(self, name: str) -> str:
         return f"{{{self.tag}}}:s:{name}"
 
     def queue(self, name: str) -> str:
-        """The stream of one queue's work in this partition."""
+        """Key of the stream with one queue's jobs in this partition."""
         return f"{{{self.tag}}}:q:{name}"
 
     def result(self, idh: bytes) -> str:
-        """What the run of a task came to, kept for a set time."""
+        """Key of the result of a task's run; it expires."""
         return f"{{{self.tag}}}:r:{idh.hex()}"
 
     def revisions(self, name: str) -> str:
-        """Former definitions of one schedule."""
+        """Key of former definitions of one schedule."""
         return f"{{{self.tag}}}:rev:{name}"
 
     def once(self, idh: bytes, original_due_ms: int) -> str:
-        """Whether a handler that runs once has run for this task, and what it answered; kept for a set time."""
+        """Key of the mark and answer of a handler that runs once per task; it expires."""
         return f"{{{self.tag}}}:once:{idh.hex()}.{original_due_ms}"
 
     def slice_keys(self, name: str) -> tuple[str, str, str, str]:
-        """Entries, fired, done, cancelled."""
+        """Keys of a slice: entries, fired, done, cancelled."""
         head = "{" + self.tag + "}:"
         return f"{head}s:{name}", f"{head}f:{name}", f"{head}d:{name}", f"{head}x:{name}"
 
@@ -269,7 +269,7 @@ class Keyspace:
         return f"{{{self.namespace}}}:limit:{name}"
 
     def quota(self, key_id: str) -> str:
-        """What an API key has put that is not due yet."""
+        """Key of the counts of an API key's pending tasks and bytes."""
         return f"{{{self.namespace}}}:quota:{key_id}"
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Blocked lanes and pauses: which, why, and what can be done about them. See docs/lanes.md."""
+"""Stalled lanes and pauses: which exist, why, and how to end them. See docs/lanes.md."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -23,10 +23,10 @@ _decode: Final = msgspec.msgpack.Decoder(Pause).decode
 
 
 async def read_pauses(store: Store) -> list[Pause]:
-    """All that were written and not ended by somebody; some may be over by time. One round trip.
+    """Return all pauses that were not ended by hand; some may have expired. One round trip.
 
-    A record that cannot be read (a later version wrote it) counts as a pause of what its name says: to stand still by
-    mistake is the lesser evil.
+    A record that cannot be read (a later version wrote it) counts as a pause of its name: pausing by mistake does less
+    harm than delivering by mistake.
     """
     [reply] = await store.run_one(store.keys.slot, [("HGETALL", store.keys.pauses)])
     return [_read_pause(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
@@ -41,7 +41,7 @@ def _read_pause(name: bytes, raw: bytes) -> Pause:
 
 
 async def write_pause(store: Store, pause: Pause) -> None:
-    """Nodes and workers hear of it at once, and look every few seconds in any case."""
+    """Write a pause. Nodes and workers are notified at once, and look every few seconds in any case."""
     await store.run_one(
         store.keys.slot,
         [
@@ -52,9 +52,9 @@ async def write_pause(store: Store, pause: Pause) -> None:
 
 
 async def write_if_none(store: Store, pause: Pause) -> bool:
-    """The same, unless something of that name is paused: what a person wrote is not overwritten.
+    """Write a pause unless one of the same name exists: a pause that a person wrote is not overwritten.
 
-    True when this is the pause that stands: also when it was written before, and the reply lost.
+    Return True if this pause is the stored one, also if an earlier call wrote it and its reply was lost.
     """
     written = _encode(pause)
     _, standing, _ = await store.run_one(
@@ -69,7 +69,7 @@ async def write_if_none(store: Store, pause: Pause) -> bool:
 
 
 async def remove_pause(store: Store, scope: Scope) -> bool:
-    """False when nothing of that name was paused."""
+    """Remove a pause; return False if there was none."""
     removed, _ = await store.run_one(
         store.keys.slot,
         [
@@ -87,7 +87,7 @@ async def clear_away(store: Store, pause: Pause) -> None:
 
 
 class Failed(NamedTuple):
-    """The failed head of a lane, as it stands now."""
+    """The failed head of a lane, with its current place."""
 
     lane: str
     head: FailedHead
@@ -193,7 +193,7 @@ def _info(partition: int, lane: str, failed: Failed | None, hold: _Hold | None) 
         state=state,
         partition=partition,
         since_ms=min(since_ms, default=None),
-        # Those that wait in ordinary slices could be counted only by reading all of them.
+        # Tasks waiting in ordinary slices could be counted only by reading all of them.
         behind=max(0, behind - (inside and waiting)) if behind or state != "retrying" else None,
         head_id=None if failed is None else failed.id,
         head_state=None if failed is None or failed.found is None else failed.found.state,
@@ -218,9 +218,9 @@ def _state(failed: Failed | None, hold: _Hold | None) -> LaneState:
 
 
 async def failed_head(store: Store, lane: str) -> Failed | None:
-    """The failed task a lane waits for; None when it waits for none, or for one that is over.
+    """Return the failed task a lane waits for; None if it waits for none, or for one that is over.
 
-    The owner finds out about the latter a moment later than whoever ended it.
+    The owner learns that the task is over a moment later than the caller that ended it.
     """
     keys = store.keys.partitions[partition_of(lane, len(store.keys))]
     [raw] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])

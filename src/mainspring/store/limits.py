@@ -1,4 +1,4 @@
-"""Limits that all nodes of a namespace share: permits of a rate, slots of what may run at one time, quotas of keys."""
+"""Limits that all nodes of a namespace share: permits of a rate, concurrency slots, quotas of API keys."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,32 +10,32 @@ from .redis.connection import Arg, RedisCommand
 from .store import Store
 
 _LEASE: Final = re.compile(rb"(\d+):\d+:(\d+)")
-"""How many slots a node has, how many more it wanted, and when its lease ends."""
+"""A node's lease: slots it holds, further slots it asked for, and when the lease ends."""
 
 
 class Ask(NamedTuple):
-    """What a node wants of one limit."""
+    """A node's request to one limit."""
 
     name: str
     limit: Limit
     used: int
-    """Slots that it holds and uses; those it holds and does not use are given back."""
+    """Slots in use; slots that are held but not used are returned."""
     want: int
-    """How many more it would begin now."""
+    """Further slots it could use now."""
     have: int = 0
-    """Permits of the rate that it has in hand."""
+    """Permits of the rate that it has left."""
 
 
 class Granted(NamedTuple):
     permits: int
     slots: int
-    """What it may use from now on, of what it has too: less than that where others want their share."""
+    """Slots it may use from now on, in all: fewer than it has if other nodes ask for their share."""
     wait_ms: int
-    """Worth asking again after this; 0 when all was granted."""
+    """Time after which to ask again; 0 if everything was granted."""
 
 
 class SlotCount(NamedTuple):
-    """How many slots there are, and how many of them are leased."""
+    """The number of slots, and how many of them are leased."""
 
     most: int
     held: int
@@ -56,12 +56,12 @@ async def running_slots(store: Store, queue: str, now_ms: int) -> SlotCount | No
 
 
 def running(queue: str) -> str:
-    """The name of the limit of what runs of a queue."""
+    """Return the name of the limit on running jobs of a queue."""
     return f"running:{queue}"
 
 
 async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> list[Granted]:
-    """One call for all; a lost reply costs permits, never breaks a limit."""
+    """Ask for all limits in one call; a lost reply costs permits but never exceeds a limit."""
     calls = []
     for name, limit, used, want, have in asks:
         rate = limit.rate
@@ -76,23 +76,23 @@ async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> li
 _MINUTE_MS: Final = 60_000
 _DAY_MS: Final = 24 * HOUR_MS
 _COUNTED: Final = re.compile(rb"(\d{1,15}):(tasks|bytes)")
-"""A field of a quota: until when it counts, and what."""
+"""A field of a quota: until when it counts, and its unit."""
 
 
 class KeyPending(NamedTuple):
-    """What an API key has put that is not due yet."""
+    """Tasks that an API key has put and that are not due yet."""
 
     tasks: int = 0
     payload_bytes: int = 0
     until_ms: int = 0
-    """When some of it stops counting; 0 if there is nothing."""
+    """When the first part of the count expires; 0 if the count is empty."""
 
 
 def counts_until_ms(due_ms: int, now_ms: int) -> int:
-    """Return when a task stops counting: at the end of its minute, hour or day, the finer the sooner it is due.
+    """Return when a task stops counting: at the end of its minute, hour or day; the sooner it is due, the finer.
 
-    Minutes, so that a key that puts thousands a second for now is not charged for an hour of them; days, so that ten
-    years have a few thousand fields and not a hundred thousand.
+    Minutes, so that a key that puts thousands of immediate tasks a second is not charged for an hour of them; days, so
+    that ten years take a few thousand fields instead of a hundred thousand.
     """
     ahead_ms = due_ms - now_ms
     width_ms = _MINUTE_MS if ahead_ms < HOUR_MS else HOUR_MS if ahead_ms < 4 * _DAY_MS else _DAY_MS
@@ -100,9 +100,9 @@ def counts_until_ms(due_ms: int, now_ms: int) -> int:
 
 
 async def count_pending(store: Store, key_id: str, added: Mapping[int, tuple[int, int]], now_ms: int) -> KeyPending:
-    """Add tasks and bytes, by when they stop counting, and return what the key has pending. What has passed is removed.
+    """Add tasks and bytes by when they stop counting, remove expired counts, and return what the key has pending.
 
-    Not repeated if the reply is lost: the counts may then be low by what was added.
+    Not repeated if the reply is lost: the counts may then be too low by the amount added.
     """
     key, slot = store.keys.quota(key_id), store.keys.slot
     commands: list[RedisCommand] = []
@@ -112,7 +112,7 @@ async def count_pending(store: Store, key_id: str, added: Mapping[int, tuple[int
         commands.append(("HINCRBY", key, f"{until_ms}:bytes", payload_bytes))
     if ahead:
         left_ms = max(ahead) - now_ms
-        # GT alone leaves a key without a time as it is, and NX one that has a time.
+        # GT alone never sets an expiry on a key without one; NX alone never extends one.
         commands += [("PEXPIRE", key, left_ms, "NX"), ("PEXPIRE", key, left_ms, "GT")]
     *_, flat = await store.run_one(slot, [*commands, ("HGETALL", key)])
     counted = {b"tasks": 0, b"bytes": 0}

@@ -1,4 +1,4 @@
-"""The nodes of a namespace, who leads them, the plan of who shall own what; and the workers."""
+"""The nodes of a namespace, their leader, the plan of partition owners; and the workers."""
 
 import logging
 import re
@@ -17,31 +17,31 @@ log = logging.getLogger("mainspring.cluster")
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a node says of itself, with every beat."""
+    """Facts that a node reports with every heartbeat."""
 
     host: str = ""
     pid: int = 0
     roles: tuple[str, ...] = ()
     version: str = ""
     concurrency: int = 1
-    """Tasks in flight at most: its weight in the plan."""
+    """Most tasks in flight: the node's weight in the plan."""
     started_ms: int = 0
     owned: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
-    """Partitions that are its by the plan and that another node still holds."""
+    """Partitions that the plan gives to this node but another still owns."""
     look_ahead: int = 0
     in_flight: int = 0
     lag_ms: int = 0
-    """How long the earliest task that waits is overdue."""
+    """How long the earliest waiting task is overdue."""
     delivered: int = 0
     catch_up: str = ""
-    """How fast it lets overdue tasks out, where that is bounded: `8/s`."""
+    """Rate at which the node releases overdue tasks, if it is limited: `8/s`."""
     catch_up_after_ms: int = 0
-    """Overdue by more than this they wait for it."""
+    """Tasks overdue by more than this are released at that rate."""
 
 
 class Member(NamedTuple):
-    """A live node as the others see it."""
+    """A live node as other nodes see it."""
 
     id: str
     order: int
@@ -51,7 +51,7 @@ class Member(NamedTuple):
 
 
 class NodeIdTaken(NamedTuple):
-    """Another process has this id."""
+    """Another process has this node id."""
 
     left_ms: int
     about: About
@@ -71,7 +71,7 @@ class ClusterView(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """One process under its id. The nonce tells it from a later one with the same id."""
+    """One process with its node id. The nonce tells it from a later process with the same id."""
 
     id: str
     nonce: str
@@ -82,11 +82,11 @@ _about = msgspec.json.Decoder(About)
 _worker = msgspec.json.Decoder(WorkerInfo)
 _owners = msgspec.json.Decoder(dict[str, list[int]])
 _MEMBER: Final = re.compile(rb"(\d+):([^:]*):(\d+):([01]):(.*)", re.DOTALL)
-"""As _member.lua reads it."""
+"""A member's record, in the form that _member.lua parses."""
 
 
 async def join(store: Store, who: Identity, about: About) -> int | NodeIdTaken:
-    """Register; the order among all nodes that ever did, or who has the id."""
+    """Register a node. Return its number among all nodes ever registered, or the process that has the id."""
     keys = store.keys
     args: list[Arg] = [who.id, who.nonce, who.lease_ms, msgspec.json.encode(about)]
     reply = await _call(store, "join", [keys.nodes, keys.beats, keys.meta], args)
@@ -95,7 +95,7 @@ async def join(store: Store, who: Identity, about: About) -> int | NodeIdTaken:
 
 
 async def beat(store: Store, who: Identity, about: About, *, leaving: bool = False) -> ClusterView | None:
-    """Say that this node lives and see who else does; None when it is not registered any more."""
+    """Send a heartbeat and return the cluster's state; None if the node is no longer registered."""
     keys = store.keys
     args: list[Arg] = [who.id, who.nonce, who.lease_ms, int(leaving), msgspec.json.encode(about)]
     call = store.scripts.call("beat", [keys.nodes, keys.beats, keys.leader], args)
@@ -113,7 +113,7 @@ async def leave(store: Store, who: Identity) -> None:
 
 
 async def write_plan(store: Store, who: Identity, view: ClusterView, owners: Sequence[str]) -> bool:
-    """Put a new plan in the place of the one in `view`; False when that is not the last one, or another leads."""
+    """Replace the plan in `view`; return False if that is not the latest one, or if another node leads."""
     held: dict[str, list[int]] = {}
     for number, node in enumerate(owners):
         held.setdefault(node, []).append(number)
@@ -126,20 +126,20 @@ async def write_plan(store: Store, who: Identity, view: ClusterView, owners: Seq
 
 
 async def announce(store: Store) -> bool:
-    """Tell all nodes that something changed, so that they need not wait for their next beat.
+    """Notify all nodes of a change, so that they need not wait for their next heartbeat.
 
-    A hint, never data: where it fails what was announced stands all the same, and they notice a little later.
+    A hint only: if it fails, the change is still stored, and nodes notice it a little later.
     """
     try:
         await store.run_one(store.keys.slot, [("SPUBLISH", store.keys.cluster, "1")])
     except StoreError as error:
-        log.info("the other nodes could not be called (%s); they notice with their next beat", error)
+        log.info("could not notify the other nodes (%s); they will notice with their next heartbeat", error)
         return False
     return True
 
 
 class Holding(NamedTuple):
-    """The owner of a partition."""
+    """Ownership of a partition."""
 
     owner: str
     """`<node>/<process>`; empty if there is none."""
@@ -147,7 +147,7 @@ class Holding(NamedTuple):
 
 
 async def look(store: Store) -> tuple[ClusterView, list[Holding]]:
-    """The cluster as somebody sees it who is no part of it."""
+    """Return the cluster's state for a caller that is not a member."""
     keys = store.keys
     questions: list[RedisCommand] = [
         ("HGETALL", keys.nodes),
@@ -190,7 +190,7 @@ async def holdings(store: Store, now_ms: int) -> list[Holding]:
 
 
 async def worker_beat(store: Store, key: str, about: WorkerInfo) -> None:
-    """Say that this worker lives. `key` tells it from others with the same id."""
+    """Record a worker's heartbeat. `key` tells it from other workers with the same id."""
     keys = store.keys
     await _call(
         store, "worker_beat", [keys.workers, keys.worker_times], [key, about.lease_ms, msgspec.json.encode(about)]
@@ -202,7 +202,7 @@ async def worker_leave(store: Store, key: str) -> None:
 
 
 async def live_workers(store: Store) -> list[WorkerInfo]:
-    """Return the workers whose leases last, by id."""
+    """Return the workers whose leases have not expired, by id."""
     now_ms = await store.sample_clock()
     keys = store.keys
     questions: list[RedisCommand] = [
@@ -216,7 +216,7 @@ async def live_workers(store: Store) -> list[WorkerInfo]:
         try:
             about = _worker.decode(records.get(key, b""))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # of a later version, or it has just left
+            continue  # written by a later version, or the worker has just left
         found.append(msgspec.structs.replace(about, seen_ms=int(float(lease_end)) - about.lease_ms))
     return sorted(found, key=lambda one: (one.id, one.started_ms, one.pid))
 
@@ -240,7 +240,7 @@ def _view(
 
 
 def _about_of(record: bytes) -> About:
-    """What a node says of itself. One that speaks in riddles (a later version, a bug) must not break the others."""
+    """Return what a node reports. An unreadable report (a later version, a bug) must not break the other nodes."""
     try:
         return _about.decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -248,7 +248,7 @@ def _about_of(record: bytes) -> About:
 
 
 def _owners_of(raw: bytes) -> Mapping[str, list[int]]:
-    """A plan that cannot be read is none: the leader writes another."""
+    """Return the owners in a plan. Treat an unreadable plan as missing: the leader writes another."""
     try:
         return _owners.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -256,7 +256,7 @@ def _owners_of(raw: bytes) -> Mapping[str, list[int]]:
 
 
 def _whole(raw: bytes | None) -> int:
-    """A version or term; what is no number counts as 0, as it does in the scripts."""
+    """Return a version or term; anything that is not a number counts as 0, as in the scripts."""
     return int(raw) if raw and raw.isdigit() else 0
 
 

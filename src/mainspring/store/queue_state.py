@@ -1,4 +1,4 @@
-"""Tasks that are in queues: where one stands, who runs it, how to cancel it; and how long the queues are."""
+"""Tasks in queues: find and cancel one, read which worker runs it, and measure the queues."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -14,18 +14,18 @@ _TRIES: Final = 8
 
 
 class Queued(NamedTuple):
-    """The place of a task in a queue, as the hash `queued` keeps it."""
+    """State of a task in a queue, as stored in the hash `queued`."""
 
     raw: bytes
     address: bytes
-    """Where it came from, packed."""
+    """Packed address of the slice entry it came from."""
     entry: bytes
-    """Its id in the stream."""
+    """Its entry id in the stream."""
     queue: str
     worker: str | None
-    """The worker that runs it; None while it is not taken."""
+    """The worker that runs it; None while it waits."""
     since_ms: int
-    """When it was taken; else when it was handed off, by the server's own clock."""
+    """When it was taken, or else handed off, by the server's clock."""
     cancelling: bool
 
     @classmethod
@@ -34,7 +34,7 @@ class Queued(NamedTuple):
         handed_ms = int(entry.partition(b"-")[0])
         if not claim:
             return cls(raw, raw[:ADDRESS_BYTES], entry, queue.decode(), None, handed_ms, cancelling=False)
-        # A worker may have slashes in its name: only the last two belong to the claim.
+        # A worker's name may contain slashes: only the last two belong to the claim.
         worker, _, since = claim[0].decode().rsplit("/", 2)
         return cls(raw, raw[:ADDRESS_BYTES], entry, queue.decode(), worker, int(since), raw.endswith(b"!"))
 
@@ -46,7 +46,7 @@ async def find_queued(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list
 
 
 async def read_record(store: Store, partition: int, place: Queued) -> bytes | None:
-    """The entry of a task in a queue, as it stood in its slice; None when it has left."""
+    """Return the slice entry of a task in a queue; None if the task has left the queue."""
     keys = store.keys.partitions[partition]
     [rows] = await store.run_one(keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)])
     return rows[0][1][1][ADDRESS_BYTES:] if rows else None
@@ -56,14 +56,14 @@ Cancelling = Literal["cancelled", "cancelling", "gone"]
 
 
 async def cancel_queued(store: Store, partition: int, idh: bytes, place: Queued) -> Cancelling:
-    """Cancel a queued task. "cancelling": it runs, and its worker is asked to stop; "gone": it has ended meanwhile."""
+    """Cancel a queued task. "cancelling": it is running, and its worker is asked to stop; "gone": it has ended."""
     keys = store.keys.partitions[partition]
     address = place.address
     for _ in range(_TRIES):
         x = keys.slice_keys(Address.unpack(partition, address).slice.name)[3]
         names = [keys.n, keys.slices, keys.ids, keys.queued, keys.acks, keys.queue(place.queue), x]
         call = store.scripts.call("queue_cancel", names, [idh, place.raw])
-        # The worker that runs it checks at once; the owner of its lane continues.
+        # Wake the worker that runs it, and the owner, which continues its lane.
         calls: list[RedisCommand] = [("SPUBLISH", keys.work, "1"), ("SPUBLISH", keys.wake, "1")]
         reply = (await store.run_one(keys.slot, [call, *calls]))[0]
         if reply == b"cancelled":
@@ -74,16 +74,16 @@ async def cancel_queued(store: Store, partition: int, idh: bytes, place: Queued)
         if again is None or again.address != address:
             return "gone"
         place = again
-    raise Conflict("the task keeps changing hands; try again")
+    raise Conflict("the task keeps changing; try again")
 
 
 class Depth(NamedTuple):
-    """How much is in a queue, over all partitions."""
+    """Size of a queue, over all partitions."""
 
     ready: int = 0
     running: int = 0
     oldest_ms: int | None = None
-    """When the one that waits longest was handed off."""
+    """When its oldest waiting task was handed off."""
 
     def plus(self, other: "Depth") -> "Depth":
         times = [one for one in (self.oldest_ms, other.oldest_ms) if one is not None]
@@ -91,11 +91,11 @@ class Depth(NamedTuple):
 
 
 Asked = tuple[int, list[RedisCommand]]
-"""What a partition is asked."""
+"""A partition and the commands to send to it."""
 
 
 async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[str, Depth]:
-    """All queues that got a task and were not removed since; what they hold in these partitions, or in all."""
+    """Return all queues that have received a task and still exist, with their size in these partitions (None: all)."""
     asked = range(len(store.keys)) if partitions is None else partitions
     listed: list[Asked] = [(p, [("SMEMBERS", store.keys.partitions[p].queues)]) for p in asked]
     names = await _each(store, listed)
@@ -137,8 +137,8 @@ async def _each(store: Store, asked: Sequence[Asked], *, skips_missing: bool = F
 
 
 async def forget_idle(store: Store, partition: int, cursor: int, *, idle_ms: int) -> int:
-    """Remove some queues of a partition that are empty and got nothing for so long; return the next cursor, 0 at the
-    end."""
+    """Remove some queues of a partition that are empty and have received nothing for `idle_ms`; return the next cursor,
+    0 at the end."""
     keys = store.keys.partitions[partition]
     [[following, found]] = await store.run_one(keys.slot, [("SSCAN", keys.queues, cursor, "COUNT", 100)])
     names = [name.decode() for name in found]

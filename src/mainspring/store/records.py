@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeptResult(NamedTuple):
-    """An encoded result, and for how long it is kept."""
+    """An encoded result, and how long to store it."""
 
     partition: int
     idh: bytes
@@ -28,7 +28,7 @@ class KeptResult(NamedTuple):
 
 
 async def keep_results(store: Store, results: Sequence[KeptResult]) -> None:
-    """Write them; the first refusal is raised when all were sent."""
+    """Write results; raise the first refusal after all were sent."""
     by_partition: dict[int, list[KeptResult]] = {}
     for one in results:
         by_partition.setdefault(one.partition, []).append(one)
@@ -42,7 +42,7 @@ async def keep_results(store: Store, results: Sequence[KeptResult]) -> None:
 
 
 async def read_result(store: Store, reference: Reference) -> Result | None:
-    """The kept result of a task; with an id alone, every partition is asked. Ambiguous if several have one."""
+    """Return the stored result of a task. An id alone is looked up everywhere; Ambiguous if several tasks have one."""
     every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
     groups: list[Group] = []
     for partition in every:
@@ -59,7 +59,7 @@ async def read_result(store: Store, reference: Reference) -> Result | None:
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """State of a request. Without an answer it is in progress, or the process that handled it is gone."""
+    """State of a request. Without an answer it is in progress, or the process that handled it has died."""
 
     fingerprint: bytes
     status: int = 0
@@ -72,20 +72,20 @@ class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(NamedTuple):
-    """The place of one Idempotency-Key."""
+    """Place of one Idempotency-Key."""
 
     hashed: str
     partition: int
 
     @classmethod
     def of(cls, store: Store, caller: str, key: str) -> Claim:
-        """Keys of two callers never meet."""
+        """Return the place of a caller's key; the same key of another caller has another place."""
         hashed = hashlib.sha256(f"{caller}\0{key}".encode()).hexdigest()
         return cls(hashed, partition_of(hashed, len(store.keys)))
 
 
 async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, window_ms: int) -> KeptAnswer | None:
-    """Take the key for this request; None when it was free, else what is known of it."""
+    """Claim the key for this request. Return None if it was free, otherwise the state of the earlier request."""
     keys = store.keys.partitions[place.partition]
     fresh = msgspec.msgpack.encode(KeptAnswer(fingerprint))
     [known] = await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)])
@@ -98,9 +98,9 @@ async def keep_answer(store: Store, place: Claim, kept: KeptAnswer, *, window_ms
 
 
 class BatchMarks:
-    """The lines of a batch with an Idempotency-Key that are stored: four bytes of each line's hash, in their order.
+    """Lines of a batch with an Idempotency-Key that are stored: four bytes of each line's hash, in order.
 
-    They are kept as long as the answer to a single request; the ids of the tasks may be forgotten before.
+    They are kept as long as the answer to a single request; the ids of the tasks may be forgotten earlier.
     """
 
     def __init__(self, store: Store, place: Claim, window_ms: int) -> None:
@@ -108,7 +108,7 @@ class BatchMarks:
         self._known = b""
 
     async def open(self) -> int:
-        """Read what is there; the time of the first request, from which delays in its lines count."""
+        """Read the stored marks; return the time of the first request, from which delays in its lines count."""
         keys = self._store.keys.partitions[self._place.partition]
         name = keys.answer(self._place.hashed)
         began = (await self._store.fresh_ms()).to_bytes(_BEGAN_BYTES, "big")
@@ -117,12 +117,12 @@ class BatchMarks:
         return int.from_bytes(self._known[:_BEGAN_BYTES], "big")
 
     def holds(self, number: int, mark: bytes) -> bool:
-        """Whether this line, counted from 1, was stored by an earlier request."""
+        """Return whether an earlier request stored this line (counted from 1)."""
         at = _mark_at(number)
         return self._known[at : at + MARK_BYTES] == mark
 
     async def keep(self, marks: dict[int, bytes]) -> None:
-        """Add the marks of lines that lie close together."""
+        """Store the marks of lines that lie close together."""
         if not marks:
             return
         first, last = min(marks), max(marks)
@@ -146,13 +146,13 @@ def _mark_at(number: int) -> int:
 
 
 async def release_request(store: Store, place: Claim) -> None:
-    """The request was refused and changed nothing: another may use its key."""
+    """Release the key after a request that was refused and changed nothing."""
     keys = store.keys.partitions[place.partition]
     await store.run_one(keys.slot, [("UNLINK", keys.answer(place.hashed))])
 
 
 async def begin_once(store: Store, job: Job, mark: bytes, keep_ms: int) -> bytes | None:
-    """Leave a mark, unless there is a record: then that is returned."""
+    """Leave a mark, unless a record exists: return that record."""
     keys = store.keys.partitions[job.partition]
     command = ("SET", keys.once(job.idh, job.original_due_ms), mark, "NX", "GET", "PX", keep_ms)
     [found] = await store.run_one(keys.slot, [command])
@@ -165,6 +165,6 @@ async def end_once(store: Store, job: Job, record: bytes, keep_ms: int) -> None:
 
 
 async def forget_once(store: Store, job: Job, mark: bytes) -> None:
-    """Take back the mark of this run; what another has left there since stays."""
+    """Remove the mark of this run; a mark that another run has left since then stays."""
     keys = store.keys.partitions[job.partition]
     await store.call(job.partition, "once_forget", [keys.once(job.idh, job.original_due_ms)], [mark])

@@ -1,4 +1,4 @@
-"""Keys of other programs, to be taken over."""
+"""Keys of other schedulers whose schedules can be imported."""
 
 import hiredis
 
@@ -7,7 +7,7 @@ from .redis.servers import LinkOptions, Servers
 
 
 async def hash_fields(url: str, prefix: str, field: str) -> dict[str, str]:
-    """One field of every hash whose key begins so; keys of other types and hashes without it are left out."""
+    """Return one field of every hash with this key prefix; skip keys of other types and hashes without the field."""
     servers = await Servers.connect(url, LinkOptions())
     found: dict[str, str] = {}
     try:

@@ -1,7 +1,7 @@
-"""Asks a server what its user may do, without doing any of it.
+"""Ask a server which commands its user may send, without executing any of them.
 
-Within a transaction the server checks rights when a command is queued. So everything is queued on a connection of its
-own, which is closed before EXEC: nothing is ever executed.
+Within a transaction the server checks rights when a command is queued. So all commands are queued on a separate
+connection, which is closed before EXEC: nothing is executed.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from .redis.connection import RedisCommand
 from .redis.servers import Primary
 
 _UNASKED: Final = frozenset({"multi", "exec", "ssubscribe", "select"})
-"""These cannot be queued. Whoever may not send MULTI or EXEC cannot put a task, which the server then says itself."""
+"""These cannot be queued. Without the right to MULTI and EXEC every put fails with the server's own message."""
 
 _KEY: Final = "KEY"
 _SAMPLES: Final[dict[str, tuple[str, ...]]] = {
@@ -38,11 +38,11 @@ _SAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "xrange": (_KEY, "-", "+"), "xrevrange": (_KEY, "+", "-"),
     "xreadgroup": ("GROUP", "w", "me", "STREAMS", _KEY, ">"), "del": (_KEY,), "exists": (_KEY,), "unlink": (_KEY,),
 }  # fmt: skip
-"""Arguments with which each can be queued."""
+"""Arguments with which each command can be queued."""
 
 
 def probes(key: str, *, disk: bool) -> dict[str, RedisCommand]:
-    """One call of every command that can be asked for."""
+    """Return one call of every command that can be probed."""
     return {
         name: (*name.upper().split("|"), *(key if one == _KEY else one for one in _SAMPLES[name]))
         for name in commands(disk=disk)
@@ -51,7 +51,7 @@ def probes(key: str, *, disk: bool) -> dict[str, RedisCommand]:
 
 
 async def denied(primary: Primary, key: str, *, disk: bool = False) -> list[str]:
-    """Commands that the server refuses this user, for this key."""
+    """Return the commands that the server denies this user for this key."""
     asked = probes(key, disk=disk)
     connection = await primary.dedicated()
     with contextlib.closing(connection):

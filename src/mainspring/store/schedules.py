@@ -33,22 +33,22 @@ class OccurrenceRow(NamedTuple):
 
 
 class Sketch(msgspec.Struct, frozen=True, gc=False):
-    """An occurrence of which all is known but the moment at which it is put: made ahead, so that begin is quick."""
+    """An occurrence prepared ahead, complete but for its time of put, so that beginning the previous one is quick."""
 
     idh: bytes
     due_ms: int
     body: Body
     flags: int
     tail: bytes
-    """The entry without its offset, as it is when it is put in time."""
+    """The entry without its offset, if it is put in time."""
 
     def put(self, now_ms: int) -> tuple[Slice, bytes]:
         due_ms = self.due_ms
         if due_ms < now_ms - now_ms % SECOND_MS:
-            # Overdue: into the slice of now, first in it, and the entry says when it was due.
+            # Overdue: put it first in the current slice; the entry says when it was due.
             place = Slice.at(now_ms, SECOND_MS)
             return place, entry(0, self.flags, self.idh, _overdue(self.body, due_ms))
-        # An hour slice is read whole when its hour comes: it must not be written to once that hour has begun.
+        # The owner reads an hour slice whole when its hour comes: nothing may be written to it after that.
         place = Slice.at(due_ms, HOUR_MS if due_ms - now_ms >= HOUR_MS else SECOND_MS)
         return place, (due_ms - place.start_ms).to_bytes(4, "big") + self.tail
 
@@ -68,12 +68,12 @@ def body_of(definition: Definition, task_id: str, planned_ms: int) -> Body:
 
 
 def sketch(definition: Definition, planned_ms: int, *, due_ms: int | None = None) -> Sketch:
-    """The planned occurrence of the chain."""
+    """Return the sketch of the chain's planned occurrence."""
     return _sketch(definition, occurrence_id(definition.name, planned_ms), planned_ms, SCHEDULED, due_ms)
 
 
 def sketch_apart(definition: Definition, task_id: str, planned_ms: int, due_ms: int) -> Sketch:
-    """A run beside the chain: triggered by hand, or put in for a time that has passed."""
+    """Return the sketch of a run outside the chain: triggered by hand, or a backfill."""
     return _sketch(definition, task_id, planned_ms, 0, due_ms)
 
 
@@ -86,7 +86,7 @@ def _sketch(definition: Definition, task_id: str, planned_ms: int, mark: int, du
 
 
 def row_of(definition: Definition, link: ChainState, now_ms: int) -> OccurrenceRow | None:
-    """The entry of a chain's planned occurrence; None when there is none."""
+    """Return the entry of a chain's planned occurrence; None if there is none."""
     if not link.planned_ms:
         return None
     made = sketch(definition, link.planned_ms)
@@ -96,9 +96,9 @@ def row_of(definition: Definition, link: ChainState, now_ms: int) -> OccurrenceR
 
 REVISIONS_KEPT: Final = 20
 REMOVED_KEPT_MS: Final = 30 * 86_400_000
-"""How long revisions of a removed schedule are kept: a new one of that name continues from the last generation."""
+"""How long revisions of a removed schedule are kept: a new one of that name continues from its generation."""
 _POINTER: Final = bytes(4)
-"""No definition has generation 0."""
+"""Marks a pointer: no definition has generation 0."""
 NO_LONGER: Final = frozenset({"done", "dead", "cancelled", "replaced", "finished", "unknown"})
 """States of a task that is over."""
 
@@ -106,20 +106,20 @@ Written = Literal["ok", "changed", "moved", "taken"]
 
 
 class Seen(NamedTuple):
-    """A schedule as it stands: what the next write of it is compared with."""
+    """A schedule as it was read: the next write is compared with this state."""
 
     definition: Definition | None
     link: ChainState | None
     generation: int
     """Generation of the definition, or of the last revision of a removed one; 0: the name is new."""
     partition: int
-    """Where it lives: the partition of its lane, or of its name where it has none."""
+    """Partition of the schedule: of its lane, or of its name if it has no lane."""
     pointed: bytes = b""
-    """What the partition of its name holds where it lives in another."""
+    """Pointer in the partition of its name, if the schedule is in another partition."""
 
 
 class ScheduleWrite(NamedTuple):
-    """What one write of a schedule does."""
+    """One write of a schedule."""
 
     name: str
     seen: Seen
@@ -128,11 +128,11 @@ class ScheduleWrite(NamedTuple):
     link: ChainState | None
     row: OccurrenceRow | None
     keep: bool = False
-    """Keep the definition; only put the next occurrence again."""
+    """Keep the definition; only put the next occurrence once more."""
 
 
 def point_to(lane: str) -> bytes:
-    """Stands in the place of a definition: look in the partition of this lane."""
+    """Return a pointer, stored instead of a definition: the schedule is in the partition of this lane."""
     return _POINTER + lane.encode()
 
 
@@ -149,7 +149,7 @@ def _read(partition: int, definition: bytes | None, link: bytes | None, revision
 
 
 async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen]:
-    """For the owner: definitions and chains, in order."""
+    """Return definitions and chains in order, for the owner of the partition."""
     keys = store.keys.partitions[partition]
     [definitions, links] = await store.run_one(keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)])
     return [
@@ -159,7 +159,7 @@ async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen
 
 
 async def see(store: Store, names: Sequence[str]) -> list[Seen]:
-    """Read for a writer: includes the generation to continue from."""
+    """Return schedules for a writer, with the generation to continue from."""
     found = await see_at(store, [(partition_of(name, len(store.keys)), name) for name in names])
     moved = [i for i, one in enumerate(found) if one.pointed]
     if moved:
@@ -171,7 +171,7 @@ async def see(store: Store, names: Sequence[str]) -> list[Seen]:
 
 
 async def see_at(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
-    """What these partitions hold of these names."""
+    """Return the schedules of these names in these partitions."""
     groups: list[Group] = []
     for partition, name in wanted:
         keys = store.keys.partitions[partition]
@@ -191,13 +191,13 @@ async def see_at(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
 
 
 async def point(store: Store, name: str, seen: bytes, new: bytes) -> bool:
-    """Change what the partition of a name says of where it lives; False when somebody else did."""
+    """Replace the pointer in the partition of a name; return False if another caller has changed it."""
     keys = store.keys.partitions[partition_of(name, len(store.keys))]
     return bool(await store.call(keys.number, "schedule_point", [keys.sched], [name, seen, new]))
 
 
 async def revisions(store: Store, partitions: Iterable[int], name: str) -> list[Definition]:
-    """Former definitions that these partitions keep, the newest first."""
+    """Return former definitions stored in these partitions, newest first."""
     groups: list[Group] = []
     for partition in partitions:
         keys = store.keys.partitions[partition]
@@ -211,7 +211,7 @@ async def revisions(store: Store, partitions: Iterable[int], name: str) -> list[
 
 
 async def page(store: Store, partition: int, cursor: int, count: int = 200) -> tuple[int, list[Seen]]:
-    """Some schedules of a partition, in no order; the next cursor is 0 at the end."""
+    """Return some schedules of a partition, unordered, and the next cursor (0 at the end)."""
     keys = store.keys.partitions[partition]
     [reply] = await store.run_one(keys.slot, [("HSCAN", keys.sched, cursor, "COUNT", count)])
     names = reply[1][::2]
@@ -223,7 +223,7 @@ async def page(store: Store, partition: int, cursor: int, count: int = 200) -> t
 
 
 async def write(store: Store, changes: Sequence[ScheduleWrite]) -> list[Written | StoreError]:
-    """Each change in one step; `changed` and `moved` mean that nothing was written and to look again."""
+    """Apply each change in one step; `changed` and `moved` mean that nothing was written: read again."""
     planned = [
         (change.seen.partition, change.seen.link.idh)
         for change in changes
@@ -273,7 +273,7 @@ def _call(store: Store, keys: PartitionKeys, change: ScheduleWrite, at: bytes | 
 
 
 async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str | None]:
-    """How runs ended, by the hashes of their ids: the state of the task, None while it is not over."""
+    """Return how runs ended, by the hashes of their ids: the state of the task, or None while it is not over."""
     addresses = await look_up(store, [(partition, idh) for idh in idhs])
     there = [(address, idh) for address, idh in zip(addresses, idhs, strict=True) if address is not None]
     found = iter(await look_at(store, there) if there else ())
@@ -286,7 +286,7 @@ async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str 
 
 
 async def run_before(store: Store, partition: int, name: str, occurrence: tuple[int, int]) -> str | None:
-    """The id of the run that this planned one has to wait for; None when there is none that is not over."""
+    """Return the id of the run that this planned one has to wait for; None if every earlier run is over."""
     [seen] = await fetch(store, partition, [name])
     definition, link = seen.definition, seen.link
     if definition is None or link is None or (link.generation, link.planned_ms) != occurrence:
@@ -299,7 +299,7 @@ async def run_before(store: Store, partition: int, name: str, occurrence: tuple[
 
 
 async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, ChainState]]) -> None:
-    """Write what chains remember of runs that ended; a chain that has moved on since knows it already."""
+    """Record the ends of runs in their chains; a chain that has advanced since has recorded them already."""
     keys = store.keys.partitions[partition]
     args: list[Any] = []
     for name, link in links:
@@ -312,22 +312,22 @@ W = TypeVar("W")
 
 
 def may_be_long(definition: Definition | None) -> bool:
-    """Where times are excluded it may take half a second to find the next one, or that there is none; and of several
-    specs together those that were missed can only be counted one by one."""
+    """Return whether searching for times may be slow. With excluded times it may take half a second to find the next
+    one or that there is none. With several specs, missed times can only be counted one by one."""
     return definition is not None and (bool(definition.exclude) or len(definition.specs) > 1)
 
 
 async def searched(definitions: Iterable[Definition | None], search: Callable[[], T]) -> T:
-    """What the search for times of these schedules finds.
+    """Run a search for times of these schedules, in a thread if it may be slow.
 
-    Of most it is found at once, and a thread would cost more: very many may be due in the same second."""
+    Most searches are quick, and a thread would cost more: very many schedules may be due in the same second."""
     if any(map(may_be_long, definitions)):
         return await asyncio.to_thread(search)
     return search()
 
 
 def found_in_time(work: Sequence[W], search: Callable[[W], T], limit_s: float) -> list[T]:
-    """Search the first of these within the time limit; at least one."""
+    """Search items in order until the time limit; at least one."""
     found, until = [], steady_s() + limit_s
     for one in work:
         found.append(search(one))
@@ -348,7 +348,7 @@ class Doubtful(NamedTuple):
 
 
 async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
-    """Look through some chains; the next cursor is 0 at the end."""
+    """Check some chains; return the next cursor (0 at the end) and the doubtful ones."""
     keys = store.keys.partitions[partition]
     reply = await store.call(partition, "schedule_check", [keys.next, keys.ids], [cursor, AT_ONCE, overdue_ms])
     raws = reply[1]
@@ -357,12 +357,12 @@ async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -
         try:
             found.append(Doubtful(name.decode(), ChainState.unpack(raw)))
         except (msgspec.DecodeError, ValueError):
-            continue  # `mainspring verify` names it
+            continue  # `mainspring verify` reports it
     return int(reply[0]), found
 
 
 async def still_planned(store: Store, partition: int, links: Sequence[ChainState]) -> list[tuple[bool, str]]:
-    """Does the planned occurrence of each chain wait in its slice? And its state."""
+    """Return for each chain whether its planned occurrence waits in its slice, and the occurrence's state."""
     addresses = await look_up(store, [(partition, link.idh) for link in links])
     there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
     found = iter(await look_at(store, there) if there else ())
@@ -375,8 +375,8 @@ async def still_planned(store: Store, partition: int, links: Sequence[ChainState
 
 
 async def with_called_off(store: Store, seen: Sequence[Seen]) -> list[Seen]:
-    """Schedules as they stand, for who writes them: a planned occurrence that somebody has cancelled, and that no check
-    has found yet, is noted, for an edit must not plant it anew."""
+    """Add cancellations of planned occurrences that no check has found yet, for callers that write schedules: an edit
+    must not put a cancelled occurrence again."""
     planned = [
         (i, one.partition, one.link)
         for i, one in enumerate(seen)
@@ -395,11 +395,11 @@ async def with_called_off(store: Store, seen: Sequence[Seen]) -> list[Seen]:
 
 
 def reason_of(state: str) -> str:
-    """Why a planned occurrence did not run that is found in this state."""
+    """Return why a planned occurrence in this state did not run."""
     return "cancelled" if state == "cancelled" else "lost"
 
 
-async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
+async def schedule_again(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
     """Put the missing next occurrence of a chain that is at this claim (None: it has no state)."""
     [seen] = await see_at(store, [(partition, name)])
     definition = seen.definition
@@ -413,7 +413,7 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
         if written != "taken" or next_ms is None:
             return written
         [(waits, _)] = await still_planned(store, partition, [new])
-        if waits:  # it is there, only the chain did not know it
+        if waits:  # it exists, but the chain did not record it
             return await _write(store, ScheduleWrite(name, seen, definition, new, None, True))
         # that one ran already
         next_ms = await searched((definition,), partial(definition.slots.after, next_ms))
@@ -423,7 +423,7 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
 async def plan_past_cancelled(store: Store, ids: Iterable[str]) -> None:
     """Plan the next run of each schedule whose planned run is among these cancelled tasks.
 
-    Otherwise the schedule would stand still until its owner looks for missing runs, and what was due by then be missed.
+    Otherwise the schedule would stall until its owner checks for missing runs, and miss the runs due by then.
     """
     runs = {one: schedule_of(one) for one in ids if "@" in one and one.endswith("Z")}
     if not runs:
@@ -432,7 +432,7 @@ async def plan_past_cancelled(store: Store, ids: Iterable[str]) -> None:
     seen = await see_at(store, [(partition_of(name, count), name) for name in runs.values()])
     for (task_id, name), one in zip(runs.items(), seen, strict=True):
         if one.definition is not None and one.link is not None and one.link.idh == idh_of(task_id):
-            await plant_anew(store, one.partition, name, one.link.claim, "cancelled")
+            await schedule_again(store, one.partition, name, one.link.claim, "cancelled")
 
 
 def _onward(

@@ -1,4 +1,4 @@
-"""The Lua scripts: one operation a file, put together from shared pieces, called by their hash."""
+"""The Lua scripts: one operation per file, assembled from shared pieces, called by their hash."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ from ..model.clock import Clock
 from .redis.connection import Arg, RedisCommand
 
 _NEEDS: Final = {
-    "tick": ("time", "fence", "entry", "place", "plant"),
+    "tick": ("time", "fence", "entry", "place", "occurrence"),
     "commit": ("time", "fence", "entry", "place"),
     "hand_off": ("time", "fence", "entry", "record"),
     "drop": ("time", "entry"),
@@ -71,10 +71,10 @@ _NEEDS: Final = {
     "lane_skip": ("entry",),
     "repair_schedule": (),
 }
-# A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
-# Refusing them at maxmemory would be a deadlock. Puts are refused whole.
+# A full server must still be able to fire, finish, cancel and hand over: these calls free memory or keep order, and
+# refusing them at maxmemory would be a deadlock. Puts are refused whole.
 _REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_add"})
-# A server that refuses writes (its disk is full, its replicas are gone) still answers questions.
+# A server that refuses writes (its disk is full, its replicas are gone) still answers reads.
 _READS: Final = frozenset(
     {
         "look",
@@ -90,25 +90,25 @@ _READS: Final = frozenset(
     }
 )
 _SAME_TEXT: Final = {"schedule_add": "schedule_put"}
-"""A new schedule is refused by a full server; a pause or a removal, by the same text, must not be."""
+"""A full server must refuse a new schedule, but not a pause or a removal, which use the same text."""
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _REWRITTEN: Final[dict[str, str]] = {}
 
 
 @cache
 def _files() -> dict[str, Traversable]:
-    """The files in all folders of `lua` by their names without the ending: no two share one."""
+    """Return the files in all folders of `lua` by stem; no two share one."""
     folders = (files(__package__) / "lua").iterdir()
     return {file.name.removesuffix(".lua"): file for folder in folders for file in folder.iterdir()}
 
 
 def source_of(file: str) -> str:
-    """The text of one file below the folder `lua`, by its name without the ending."""
+    """Return the text of a file below the folder `lua`, by its stem."""
     return _REWRITTEN.get(file) or _files()[file].read_text()
 
 
 def rewrite(file: str, text: str | None) -> None:
-    """Only for tests that plant bugs: use another text instead of the file's; None brings the file back."""
+    """Replace the text of a file, for tests that plant bugs; None restores it."""
     if text is None:
         _REWRITTEN.pop(file, None)
     else:
@@ -119,7 +119,7 @@ def rewrite(file: str, text: str | None) -> None:
 
 @cache
 def text_of(name: str, manual: bool) -> str:
-    """The whole text of a script, comments left out: the server keeps every script it has seen."""
+    """Return the full text of a script without comments: the server keeps every script it has seen."""
     flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom,no-writes" if name in _READS else " flags=allow-oom"
     pieces = [f"_{piece}{'_manual' if piece == 'time' and manual else ''}" for piece in _NEEDS[name]]
     body = "".join(source_of(piece) for piece in (*pieces, _SAME_TEXT.get(name, name)))
@@ -132,7 +132,7 @@ def _sha(name: str, manual: bool) -> str:
 
 
 class Scripts:
-    """Makes script calls; under a manual clock the caller's time travels with each call."""
+    """Makes script calls; under a manual clock each call carries the caller's time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -144,11 +144,11 @@ class Scripts:
         return ("EVALSHA", _sha(name, True), len(keys), *keys, *args, self._clock.now_ms() * 1000)
 
     def whole(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> RedisCommand:
-        """A call with its text: within a transaction an unknown script would fail alone, and the rest be done."""
+        """Return a call with the script's text: in a transaction, an unknown script would fail alone."""
         return self.in_full(self.call(name, keys, args))
 
     def in_full(self, call: RedisCommand) -> RedisCommand:
-        """The same call with the script's text, for a server that does not know it (any more)."""
+        """Return the same call with the script's text, for a server that does not (or no longer) know it."""
         for name in _NEEDS:
             for manual in (False, True):
                 if _sha(name, manual) == call[1]:

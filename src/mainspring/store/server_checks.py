@@ -1,7 +1,7 @@
-"""Start-up checks of a server: what is fine, what to change, and what it does not let us ask.
+"""Start-up checks of a server: what is fine, what to change, and what the server does not let us read.
 
-INFO answers most questions and is rarely forbidden; CONFIG, which managed services deny, is asked only
-for what INFO does not tell.
+INFO answers most questions and is rarely forbidden. CONFIG, which managed services deny, is used only
+for what INFO lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CLOCK_APART_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One answer: what was looked at, how it stands, and in words what to do."""
+    """One result: the setting that was checked, its state, and what to do."""
 
     name: str
     status: CheckStatus
@@ -30,7 +30,7 @@ class Check:
 
 
 async def check_server(primary: Primary, *, now: Callable[[], float] = time.time) -> list[Check]:
-    """Asks one primary about version, role, eviction, persistence and clock."""
+    """Check version, role, eviction, persistence and clock of one primary."""
     info = await _info(primary)
     config = await _config(primary, info)
     return [
@@ -44,7 +44,7 @@ async def check_server(primary: Primary, *, now: Callable[[], float] = time.time
 
 @dataclass(frozen=True, slots=True)
 class _ServerFields:
-    """The fields a server told, or why it told none."""
+    """Fields in a server's reply, or why there are none."""
 
     fields: Mapping[str, str]
     denied: str = ""
@@ -76,11 +76,11 @@ async def _config(primary: Primary, info: _ServerFields) -> _ServerFields:
 
 def _unknown(name: str, *answers: _ServerFields) -> Check:
     why = "; ".join(answer.denied for answer in answers if answer.denied)
-    return Check(name, "unknown", why or "the server does not tell")
+    return Check(name, "unknown", why or "the server does not report it")
 
 
 def _version(info: _ServerFields) -> Check:
-    # Valkey says 7.2.4 as redis_version for the sake of old clients, and its own version beside it.
+    # Valkey reports redis_version 7.2.4 for old clients, and its own version in another field.
     redis_version = info.fields.get("redis_version")
     if redis_version is None:
         return _unknown("version", info)
@@ -113,7 +113,7 @@ def _eviction(info: _ServerFields, config: _ServerFields) -> Check:
     if policy == "noeviction":
         return Check("eviction", "ok", "noeviction: a full server refuses new tasks and keeps those it has")
     message = (
-        f"maxmemory-policy is {policy}: a full server may throw tasks away without a word. "
+        f"maxmemory-policy is {policy}: a full server may evict tasks silently. "
         "Set: CONFIG SET maxmemory-policy noeviction"
     )
     return Check("eviction", "warning", message)
@@ -138,7 +138,7 @@ def _persistence(info: _ServerFields, config: _ServerFields) -> Check:
 
 def _aof_health(info: _ServerFields) -> Check:
     if info.fields.get("aof_last_write_status", "ok") != "ok":
-        message = "the append-only file cannot be written (aof_last_write_status is not ok); look at the disk"
+        message = "the append-only file cannot be written (aof_last_write_status is not ok); check the disk"
         return Check("persistence", "warning", message)
     return Check("persistence", "ok", "the append-only file is on")
 
@@ -150,7 +150,7 @@ async def _clock(primary: Primary, now: Callable[[], float]) -> Check:
     if isinstance(reply, hiredis.ReplyError):
         return Check("clock", "unknown", f"the server refuses TIME ({reply})")
     server = int(reply[0]) + int(reply[1]) / 1e6
-    # The answer was made somewhere between `before` and `after`: only what lies outside is a difference.
+    # The reply was made between `before` and `after`: only time outside that range is a difference.
     apart_s = server - min(max(server, before), after)
     if abs(apart_s) <= _CLOCK_APART_S:
         return Check("clock", "ok", f"within {_CLOCK_APART_S:g} s of this machine's")

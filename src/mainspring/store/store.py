@@ -1,4 +1,4 @@
-"""One namespace on its servers: routing by partition, scripts, and what may be repeated without asking."""
+"""One namespace on its servers: routing by partition, scripts, and which commands are safe to repeat."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ log = logging.getLogger("mainspring.store")
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
 REACH_S: Final = 2.0
-"""Seconds that a probe waits for the server's answer."""
+"""Seconds that a probe waits for the server's reply."""
 RETRY_FOR_S: Final = 10.0
 """Seconds a call keeps retrying while a slot moves or a server is not ready."""
 
@@ -46,7 +46,7 @@ class Store:
         requests: bool = False,
     ) -> None:
         self.shared = shared or SharedSettings()
-        """The settings on which all who use the namespace agree, as of the last look at it."""
+        """The shared settings of the namespace, as of the last read."""
         self.servers = servers
         self.keys = keyspace
         self.clock = clock
@@ -67,9 +67,9 @@ class Store:
         makes: bool = True,
         shared: SharedSettings | None = None,
     ) -> "Store":
-        """Connect and check that the namespace is one this version can read, and that it says what `shared` says.
+        """Connect; check that this version can read the namespace and that its settings agree with `shared`.
 
-        One that is not there is made; with `makes` false it is looked at as an empty one, and nothing is written.
+        A missing namespace is created; with `makes` false it is treated as empty, and nothing is written.
         """
         check_namespace(namespace)
         shared = shared or SharedSettings()
@@ -103,9 +103,9 @@ class Store:
         )
 
     def for_requests(self) -> "Store":
-        """Return a store with a connection of its own on each server, for what clients of a node ask.
+        """Return a store with its own connection to each server, for requests of a node's clients.
 
-        A reply waits for all replies before it on its connection: leases and ticks must not wait for a large page.
+        A reply waits for all earlier replies on its connection: leases and ticks must not wait for a large page.
         """
         return Store(self.servers, self.keys, self.clock, shared=self.shared, requests=True)
 
@@ -118,7 +118,7 @@ class Store:
         try:
             [flat] = await self.run_one(slot_of(namespace), [("HGETALL", meta_key(namespace))])
         except Refused:
-            return None  # the server's ACL denies it, or the key belongs to another program
+            return None  # denied by the server's ACL, or the key belongs to another program
         meta = _Meta.read(flat)
         found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in meta.known)
         if found_format != FORMAT or not 1 <= partitions <= 4096:
@@ -132,35 +132,35 @@ class Store:
         await self.servers.aclose()
 
     async def keep_format(self) -> None:
-        """Write format and partition count again if the server lost its data; refuse if others are there by now.
+        """Restore format and partition count if the server lost its data; refuse if they differ by now.
 
-        Without them the next client could make the namespace with another count, and put tasks where no node looks.
-        The shared settings are brought up to date, and those that were lost are written again.
+        Without them the next client could create the namespace with another count, and put tasks where no node looks.
+        Refresh the shared settings, and write lost ones again.
         """
         await _agree_on_format(self._sender, self.keys.namespace, len(self.keys), self.shared, makes=True)
 
     async def set_shared(self, name: str, text: str) -> str | None:
-        """Change a shared setting for all who use the namespace; return what it was."""
+        """Change a shared setting for all users of the namespace; return its former value."""
         key, text = self.keys.meta, checked_setting(name, text)
         before, _ = await self.run_one(self.keys.slot, [("HGET", key, _SET + name), ("HSET", key, _SET + name, text)])
         await self.keep_format()
         return None if before is None else str(before.decode())
 
     async def sample_clock(self) -> int:
-        """Ask the server for its time; return it in milliseconds. Refuse a namespace that was made anew meanwhile."""
+        """Ask the server for its time; return it in milliseconds. Refuse a namespace that was made again meanwhile."""
         if not self.clock.manual:
             ask: list[RedisCommand] = [("TIME",), ("HGETALL", self.keys.meta)]
             reply, flat = await self.servers.for_slot(self.keys.slot).pipeline(ask)
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
             meta = _Meta.read(flat if isinstance(flat, list) else [])
-            if None not in meta.known:  # else it is lost: a node writes it again
+            if None not in meta.known:  # otherwise the format is lost: a node restores it
                 _check_format(self.keys.namespace, meta.known, len(self.keys))
                 self.shared.take(meta.settings)
         return self.clock.now_ms()
 
     async def fresh_ms(self) -> int:
-        """Return the server's time, to count a delay from; ask for it again if the last sample is old.
+        """Return the server's time as the start of a delay; ask for it again if the last sample is old.
 
         If the server does not answer, use the estimate: the call that needs the time will report the failure.
         """
@@ -180,7 +180,7 @@ class Store:
         """
         by_primary: dict[Primary, str] = {}
         for one in self.keys.partitions:
-            with contextlib.suppress(StoreError):  # no server holds this slot now
+            with contextlib.suppress(StoreError):  # no server has this slot now
                 by_primary.setdefault(self.servers.for_slot(one.slot), one.own)
         found = await asyncio.gather(*(_outage_of(primary, key) for primary, key in by_primary.items()))
         reasons = [reason for reason in found if reason is not None]
@@ -189,35 +189,35 @@ class Store:
         return "; ".join(sorted(set(reasons))) or "no server of the cluster holds a partition"
 
     async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
-        """Send all groups, one pipeline per server. A group that failed is answered by its error.
+        """Send all groups, one pipeline per server. The result of a failed group is its error.
 
-        What the server refused without executing (a slot that moved, an unknown script) is repeated here. A reply
-        that was lost is never repeated here: only the caller knows whether that is safe.
+        Commands that the server refused without executing them (a slot that moved, an unknown script) are repeated.
+        After a lost reply nothing is repeated: only the caller knows whether that is safe.
         """
         results = await self._sender.run(groups, durability)
         return [_as_result(group[1], result) for group, result in zip(groups, results, strict=True)]
 
     async def run_one(self, slot: int, commands: list[RedisCommand], durability: Durability = SERVER) -> Replies:
-        """One group; its failure is raised."""
+        """Run one group; raise its failure."""
         [result] = await self.run([(slot, commands)], durability)
         if isinstance(result, StoreError):
             raise result
         return result
 
     async def call(self, partition: int, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """One script call on one partition; an error reply is raised."""
+        """Call one script on one partition; raise an error reply."""
         [reply] = await self.run_one(self.keys.partitions[partition].slot, [self.scripts.call(name, keys, args)])
         return reply
 
     async def recover(self) -> None:
-        """After a failure: learn again who is primary, if anybody answers."""
+        """Find the primaries again after a failure."""
         await self._sender.refresh()
 
 
 async def _outage_of(primary: Primary, key: str) -> str | None:
     try:
         async with asyncio.timeout(REACH_S):
-            # Changes nothing, and is a write: reads are answered by servers that refuse all else.
+            # A write that changes nothing: servers that refuse writes still answer reads.
             [reply] = await primary.pipeline([("HDEL", key, "")])
     except (StoreError, TimeoutError):
         return "the server does not answer"
@@ -227,11 +227,11 @@ async def _outage_of(primary: Primary, key: str) -> str | None:
 
 
 _SET: Final = "set:"
-"""Before the names of shared settings in `meta`."""
+"""Prefix of shared settings in `meta`."""
 
 
 class _Meta(NamedTuple):
-    """What the hash `meta` of a namespace holds."""
+    """Contents of the hash `meta` of a namespace."""
 
     known: list[bytes | None]
     """Format and partition count."""
@@ -251,7 +251,7 @@ class _Meta(NamedTuple):
 async def _agree_on_format(
     sender: Sender, namespace: str, partitions: int | None, shared: SharedSettings, *, makes: bool
 ) -> int:
-    """Write the namespace's format if it is new and shall be made, and refuse one that differs."""
+    """Write the format of a new namespace if `makes`; refuse a format that differs."""
     key = meta_key(namespace)
     slot = slot_of(namespace)
     wanted = DEFAULT_PARTITIONS if partitions is None else partitions
@@ -266,7 +266,7 @@ async def _agree_on_format(
         new: list[RedisCommand] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
         meta = _Meta.read((await _answered(sender, slot, new))[2])
     found = _check_format(namespace, meta.known, partitions)
-    # A setting that was there is written again by those who fill in settings: it went with the server's data.
+    # Fill in settings that this process read earlier and the server has lost.
     fills = shared.fills | shared.kept if shared.fills else {}
     if makes and (missing := fills.keys() - meta.settings.keys()):
         writes: list[RedisCommand] = [("HSETNX", key, _SET + name, fills[name]) for name in sorted(missing)]
@@ -314,18 +314,18 @@ async def _answered(sender: Sender, slot: int, commands: list[RedisCommand]) -> 
 def _as_result(commands: list[RedisCommand], result: Replies | StoreError) -> Replies | StoreError:
     if isinstance(result, NotConfirmed) and result.replies is not None:
         if isinstance(_as_result(commands, list(result.replies)), StoreError):
-            result.replies = None  # not everything was done, so it must not be read as if it were
+            result.replies = None  # some commands failed: no caller may read this as a success
         return result
     if isinstance(result, StoreError):
         return result
     for command, reply in zip(commands, result, strict=True):
         if isinstance(reply, hiredis.ReplyError):
             if command[0] == "SPUBLISH" and commands[0][0] != "SPUBLISH":
-                # The write it announces is done. Reported as a failure, it would be repeated.
+                # The write that it announces was applied. Reported as a failure, it would be repeated.
                 _warn_unheard(str(reply))
                 continue
             return error_of(reply)
-        # Only a transaction nests errors; other lists may be long and are not looked through.
+        # Only a transaction nests errors; other lists may be long and are not searched.
         if command[0] == "EXEC":
             for inner in reply or ():
                 if isinstance(inner, hiredis.ReplyError):
@@ -335,20 +335,20 @@ def _as_result(commands: list[RedisCommand], result: Replies | StoreError) -> Re
 
 @lru_cache(maxsize=64)
 def _warn_unheard(refusal: str) -> None:
-    """Warn once for each refusal: every call meets it."""
+    """Warn once per refusal: every call meets it."""
     if refusal.startswith("NOPERM"):
         log.warning(
-            "nodes and workers cannot be called (%s): they find what is due by looking, and may be late. Give the user"
+            "nodes and workers cannot be notified (%s): they find due tasks by polling, and may be late. Give the user"
             " the channels that `mainspring acl` prints",
             refusal,
         )
 
 
 def error_of(reply: hiredis.ReplyError) -> StoreError:
-    """An error reply as an exception of ours, in plain words."""
+    """Return an error reply as an exception with a plain message."""
     if redirect_of(reply) == "oom":
         return OutOfMemory(
-            "the server has reached its maxmemory and takes no new tasks. Firing goes on and frees memory: try again"
+            "the server has reached its maxmemory and takes no new tasks. Firing continues and frees memory: try again"
             " later or raise maxmemory"
         )
     return Refused(f"the server refused: {reply}")

@@ -55,7 +55,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"argv": [""]}, "the program first"),
         ({"argv": ["a", 1]}, "1 is not a string"),
         ({"argv": ["a\0b"]}, "the program first"),
-        ({"argv": ["a"], "shell": True}, "shell is not known of a command; there are argv"),
+        ({"argv": ["a"], "shell": True}, "shell is not a setting of a command; use argv"),
         ({"argv": ["a"], "env": {"A=B": "c"}}, "not a variable"),
         ({"argv": ["a"], "env": {"A": 1}}, "expected strings"),
         ({"argv": ["a"], "timeout": 30}, "with its unit"),

@@ -55,7 +55,7 @@ def test_a_table_says_everything_of_a_webhook_and_is_made_of_it_again() -> None:
     [
         ({"url": "https://"}, "names no host"),
         ({"url": 5}, "url: expected a string"),
-        ({"ulr": URL}, "ulr is not known of a webhook; there are url"),
+        ({"ulr": URL}, "ulr is not a setting of a webhook; use url"),
         ({"method": "post"}, "method is 'post'; use one of POST"),
         ({"timeout": 5}, "timeout: expected a duration"),
         ({"timeout": "11m"}, "timeout is 660"),
@@ -157,7 +157,7 @@ def test_targets_are_read_from_tables_and_written_again() -> None:
         ({"shop": {"address": "target:other"}}, "is another named target"),
         ({"shop": {"address": "queue:mail/send"}}, "shop: address 'queue:mail/send' is run by workers"),
         ({"shop": {"address": "command:backup"}}, "its rules under [queue.<name>] or [commands.<name>]"),
-        ({"shop": {"address": "log:", "method": "GET"}}, "method is not known of a target with an address"),
+        ({"shop": {"address": "log:", "method": "GET"}}, "method is not a setting of a target with an address"),
         ({"a b": {"address": "log:"}}, "the name of a target is 'a b'"),
     ],
 )

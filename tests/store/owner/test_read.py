@@ -11,7 +11,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Body, Delivery
 from mainspring.model.errors import Unavailable
 from mainspring.model.task import Task
-from mainspring.store.codec import FORWARD, LANE, RESENT, TOMB, entry
+from mainspring.store.codec import FORWARD, LANE, RESENT, TOMBSTONE, entry
 from mainspring.store.keys import HOUR_MS, Slice, partition_of
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
@@ -53,10 +53,10 @@ DAMAGED = {
     "a map": GOOD[:21] + msgspec.msgpack.encode({"target": "log:"}),
     "lane flag on rubbish": GOOD[:4] + bytes([LANE]) + GOOD[5:21] + b"rubbish",
     "two bodies": GOOD + GOOD[21:],
-    "tomb flag and a body": GOOD[:4] + bytes([TOMB]) + GOOD[5:],
-    "flags of a mark and a body": GOOD[:4] + bytes([TOMB | FORWARD]) + GOOD[5:],
-    "the same, as long as a mark": ENTRY_OF_35[:4] + bytes([TOMB | FORWARD]) + ENTRY_OF_35[5:],
-    "flags of a resent tomb and a body": GOOD[:4] + bytes([TOMB | RESENT]) + GOOD[5:],
+    "tombstone flag and a body": GOOD[:4] + bytes([TOMBSTONE]) + GOOD[5:],
+    "flags of a mark and a body": GOOD[:4] + bytes([TOMBSTONE | FORWARD]) + GOOD[5:],
+    "the same, as long as a mark": ENTRY_OF_35[:4] + bytes([TOMBSTONE | FORWARD]) + ENTRY_OF_35[5:],
+    "flags of a resent tombstone and a body": GOOD[:4] + bytes([TOMBSTONE | RESENT]) + GOOD[5:],
     "all flags": GOOD[:4] + b"\xff" + GOOD[5:],
 }
 
@@ -115,8 +115,8 @@ async def test_all_entries_damaged_is_no_reason_to_stop(ticker: Ticker, clock: M
 
 async def test_a_tomb_from_nowhere_does_not_stop_its_slice(ticker: Ticker, clock: ManualClock, store: Store) -> None:
     place = Slice.at(clock.now_ms() + 2_000, 1000)
-    tomb = GOOD[:4] + bytes([TOMB]) + b"\6" * 16
-    await append(store, place, tomb, GOOD)
+    tombstone = GOOD[:4] + bytes([TOMBSTONE]) + b"\6" * 16
+    await append(store, place, tombstone, GOOD)
     owner = HandOwner(store, 0, b"")
     await owner.raw("SETBIT", owner.keys.slice_keys(place.name)[3], 0, 1)
     await owner.raw("HINCRBY", owner.keys.n, "cancelled", 1)

@@ -139,7 +139,7 @@ async def test_a_task_known_only_by_its_handle_keeps_its_place(
 
 
 async def test_a_put_sent_twice_and_cancelled_does_not_come_back_with_its_late_copy(ticker: Ticker) -> None:
-    """Its tomb is all that tells the copy that arrives last from a new task."""
+    """Its tombstone is all that tells the copy that arrives last from a new task."""
     place = place_of(ticker.clock)
     names = ids_of(ticker.store, 64)
     await put_all(ticker.client, names, place)
@@ -157,7 +157,7 @@ async def test_a_put_sent_twice_and_cancelled_does_not_come_back_with_its_late_c
 
 
 async def test_a_lane_that_waits_for_a_cancelled_retry_goes_on(ticker: Ticker) -> None:
-    """Its owner learns of the cancel from the tomb of the retry: that must not vanish."""
+    """Its owner learns of the cancel from the tombstone of the retry: that must not vanish."""
     lane = next(name for name in ids_of(ticker.store, 1))
 
     def fails(_: object) -> Outcome:
@@ -275,7 +275,7 @@ async def test_an_owner_that_met_a_tomb_which_is_gone_by_now_takes_it_for_no_dam
             group.create_task(ticker.turn())
             while not road.late:  # noqa: ASYNC110  # the road tells nothing
                 await asyncio.sleep(0)
-            await ticker.client.cancel_many(names[5:])  # before the owner asks whether the tomb is one
+            await ticker.client.cancel_many(names[5:])  # before the owner asks whether the tombstone is one
             road.deliver_late()
     assert [one.value() for one in await ticker.advance(seconds=10)] == names[1:5]
     books = await balance(ticker.store)

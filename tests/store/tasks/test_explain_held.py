@@ -23,7 +23,7 @@ async def test_a_paused_task_says_by_whom_since_when_why_and_until_when(ticker: 
     assert found.code == "paused"
     assert found.text == (
         f"It has been due for 4.0 s and is paused: target log:, since {moment(now_ms)} by ops (deploy),"
-        f" until {moment(now_ms + 3_600_000)}; it goes out afterwards."
+        f" until {moment(now_ms + 3_600_000)}; it is delivered afterwards."
     )
     assert (found.since_ms, found.who, found.reason) == (now_ms, "ops", "deploy")
     assert found.until_ms == now_ms + 3_600_000
@@ -48,7 +48,7 @@ async def test_a_spilled_task_names_the_head_it_waits_for(ticker: Ticker) -> Non
     await ticker.advance(seconds=5)
     found = await ticker.client.explain("x7")
     assert (found.code, found.head_id) == ("behind-head", "head")
-    assert "failed (busy) and is tried again, attempt 2" in found.text
+    assert "failed (busy) and will be retried, attempt 2" in found.text
     assert (await ticker.client.explain("head")).code == "retry"
 
 
@@ -61,7 +61,7 @@ async def test_parked_head_and_those_behind_it(tickers: Tickers) -> None:
     await ticker.advance(seconds=5)
     head, behind = await ticker.client.explain("head"), await ticker.client.explain("next")
     assert (head.code, behind.code) == ("parked", "parked")
-    assert head.text.startswith("It failed (busy), and its lane a is parked until somebody acts;")
+    assert head.text.startswith("It failed (busy), and its lane a is parked until someone acts;")
     assert behind.text.startswith("Its lane a is parked behind head, which failed (busy);")
     assert behind.text.endswith("mainspring lane show a.")
 
@@ -72,4 +72,4 @@ async def test_what_comes_back_says_so(ticker: Ticker) -> None:
     await ticker.advance(seconds=5)
     await ticker.client.resume()
     found = await ticker.client.explain("x")
-    assert (found.code, found.text.endswith("is coming back now.")) == ("held", True)
+    assert (found.code, found.text.endswith("is being released now.")) == ("held", True)

@@ -49,7 +49,7 @@ async def test_a_queue_of_which_as_many_run_as_may_is_rate_limited(ticker: Ticke
     found = await ticker.client.explain("x")
     assert (found.code, found.state, found.queue) == ("rate-limited", "queued", QUEUE)
     assert found.text.startswith("It has been in queue mail for ")
-    assert found.text.endswith(": as many run of it as may at one time, 3 on all workers.")
+    assert found.text.endswith(": its concurrency limit of 3 on all workers is reached.")
     await lease(store, "w2", 0, 0)
     assert (await ticker.client.explain("x")).code == "queued"
 
@@ -87,7 +87,7 @@ async def test_what_expires_in_its_queue_is_told_before_a_worker_comes_to_it(tic
     ticker.clock.advance(seconds=10)
     found = await ticker.client.explain("x")
     assert (found.code, found.state) == ("expired", "queued")
-    assert "the next worker that comes to it puts it with the dead letters" in found.text
+    assert "the next worker that takes it moves it to the dead letters" in found.text
 
 
 async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:

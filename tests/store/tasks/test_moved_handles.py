@@ -14,7 +14,7 @@ from mainspring.engine.engine import EngineOptions
 from mainspring.model.delivery import Dead, Retry
 from mainspring.model.errors import Unavailable
 from mainspring.model.retry import RetryPolicy
-from mainspring.store.codec import FORWARD, TOMB
+from mainspring.store.codec import FORWARD, TOMBSTONE
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
@@ -127,7 +127,7 @@ async def test_a_commit_that_is_sent_twice_leaves_one_mark(ticker: Ticker, store
             except Unavailable:
                 continue
     row = await row_at(store, handle.id)
-    assert (len(row), row[4] & (TOMB | FORWARD)) == (MARK_BYTES, TOMB | FORWARD)
+    assert (len(row), row[4] & (TOMBSTONE | FORWARD)) == (MARK_BYTES, TOMBSTONE | FORWARD)
     assert await ticker.client.cancel(handle.id) == "cancelled"
     assert (await ticker.client.get(handle.id)).state == "cancelled"
     await balance(store)

@@ -151,9 +151,9 @@ def _sections(keys: list[bytes], args: list[bytes]) -> list[Claim]:
     for section in range(int(args[0])):
         token, _, seq = args[at + 1].rpartition(b":")
         counts = args[at + 2]
-        small, large, commits, proofs, known, finished, plants = COUNTS.unpack(counts) if counts else _ONE_SMALL
+        small, large, commits, proofs, known, finished, occurrences = COUNTS.unpack(counts) if counts else _ONE_SMALL
         claims.append(Claim(keys[section], token.decode(), int(seq), finished))
         at += 3 + small + large * 2 + commits * 2 + proofs * 4 + (known * 3 + 1 if known else 0)
-        if plants:
-            at += 2 + int(args[at]) * 3 + plants * OCCURRENCE_ARGS
+        if occurrences:
+            at += 2 + int(args[at]) * 3 + occurrences * OCCURRENCE_ARGS
     return claims

@@ -186,7 +186,7 @@ _CANCEL: Final = (
         "replace-leaves-the-old",
         "a task that is moved stands at both times",
         (
-            Rewrite("replace", "  bury(KEYS[5], old, old_index, first, 24, address)  -- TOMB and FORWARD\n", ""),
+            Rewrite("replace", "  bury(KEYS[5], old, old_index, first, 24, address)  -- TOMBSTONE and FORWARD\n", ""),
             Rewrite("replace", "  redis.call('SETBIT', KEYS[7], first, 1)\n", ""),
         ),
     ),

@@ -88,7 +88,7 @@ class Section(NamedTuple):
     finished: int
     touches: list[Touch]
     known: list[Known]
-    plants: Sequence[NextOccurrence] = ()
+    occurrences: Sequence[NextOccurrence] = ()
 
 
 class TickReply(NamedTuple):
@@ -149,7 +149,7 @@ def _tick_group(store: Store, sections: list[Section]) -> Group:
             and touches[0].m < 0
             and not touches[0].d
             and not section.known
-            and not section.plants
+            and not section.occurrences
         ):
             # The common section, without extra work.
             [touch] = touches
@@ -177,7 +177,7 @@ def _add_section(
     large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
     commits = [touch for touch in touches if touch.d]
     proofs = [touch for touch in touches if touch.m >= 0]
-    occurrences = section.plants
+    occurrences = section.occurrences
     args.append(
         _COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished, len(occurrences))
     )

@@ -1,4 +1,4 @@
-"""Cancelling by address: each task for itself, or most of a slice at once. See docs/internals/protocol.md#cancel."""
+"""Cancel by address: task by task, or most of a slice at once. See docs/internals/protocol.md#cancel."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from ..store import Store
 from .index import MOST_AT_ONCE
 
 DENSE_TASKS: Final = 32
-"""Cancels of one slice from which, if they are a quarter of it or more, the rest of the list may be rewritten."""
+"""Cancels in one slice from which the rest of the list may be rewritten, if they are at least a quarter of it."""
 
 _NEAR_MS: Final = 10_000
 """An owner may have read slices that start within this time, so it is notified of new entries."""
@@ -28,13 +28,13 @@ class Cancel(NamedTuple):
     """The address, packed."""
     idh: bytes
     indexed: bool
-    """The address comes from the index."""
+    """True if the address comes from the index."""
 
 
 CancelStatus = Literal["cancelled", "too late", "gone"]
 CancelAnswers = list[CancelStatus | Address | StoreError]
 Members = list[int]
-"""Numbers of cancels that concern one slice, by place in it."""
+"""Positions of the cancels that concern one slice."""
 
 
 async def cancel(store: Store, cancels: Sequence[Cancel]) -> CancelAnswers:
@@ -60,7 +60,7 @@ async def cancel(store: Store, cancels: Sequence[Cancel]) -> CancelAnswers:
 
 
 def _rows_of(cancels: Sequence[Cancel], members: Members) -> bytes | None:
-    """A bitmap of the places, where they lie so close together that they may be a good part of the slice."""
+    """Return a bitmap of the places if they are dense enough to be a good part of the slice, else None."""
     last = int.from_bytes(cancels[members[-1]].at[_PLACE_BYTES:], "big")
     if len(members) * 4 < last:
         return None
@@ -70,11 +70,11 @@ def _rows_of(cancels: Sequence[Cancel], members: Members) -> bytes | None:
         index = int.from_bytes(at[_PLACE_BYTES:], "big")
         rows[index >> 3] |= 0x80 >> (index & 7)
     whole = int.from_bytes(rows, "big").bit_count() == len(members)
-    return bytes(rows) if whole else None  # else one of them was named twice
+    return bytes(rows) if whole else None  # otherwise a place was listed twice
 
 
 def _calls(slices: Sequence[tuple[Members, Any]]) -> list[list[int]]:
-    """All of a slice go in one call: many at once cost less. A call takes as many slices as it can bear."""
+    """Group slices into calls. A slice is cancelled in one call, which is cheaper; a call takes as many as are safe."""
     calls: dict[int, list[int]] = {}
     size = 0
     for number, (members, _) in enumerate(slices):
@@ -121,8 +121,8 @@ def _compact_call(
         idhs = b"".join([cancels[i].idh for i in members])
         args += (place.name, repr(score_of(place.start_ms, r)), repr(other), earliest.at[:7], rows, idhs)
         near = near or place.start_ms < near_ms
-    # The first of a partition's calls brings the script: they are many and long, and would all be sent again if it were
-    # not known.
+    # Send the script's text with the first call of a partition: the calls are many and long, and all would be sent
+    # again if the server did not know it.
     call = (store.scripts.whole if first else store.scripts.call)("compact", names, args)
     return [call, ("SPUBLISH", keys.wake, "1")] if near else [call]
 
@@ -169,10 +169,10 @@ def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], s
     return store.scripts.call("cancel", names, args)
 
 
-# The last cancelled ids given by callers. The index forgets a cancelled id at once, because it may be used again.
+# The last cancelled caller-given ids. The index forgets a cancelled id at once because it may be used again.
 #
-# The scripts that cancel note them in the same step; `note` does it for tasks that were cancelled in a queue. A record
-# only answers what became of a task: losing one changes nothing else.
+# The scripts that cancel record them in the same step; `note` does it for tasks that were cancelled in a queue. A
+# record only answers how a task ended: losing one changes nothing else.
 
 KEPT: Final = 256
 """Records per partition, 22 bytes each."""
@@ -181,8 +181,8 @@ _TIME_BYTES: Final = 6
 
 
 async def note(store: Store, cancelled: Iterable[tuple[int, bytes]]) -> None:
-    """Of (partition, idh), with the time: what else is kept under the id may be older or newer. Where a server does
-    not answer nothing is noted."""
+    """Record cancelled (partition, idh) pairs with the time: other records of the id may be older or newer. If a server
+    does not answer, nothing is recorded."""
     by_partition: dict[int, list[bytes]] = {}
     for partition, idh in cancelled:
         by_partition.setdefault(partition, []).append(idh)
@@ -198,7 +198,7 @@ async def note(store: Store, cancelled: Iterable[tuple[int, bytes]]) -> None:
 
 
 async def last_cancelled(store: Store, partitions: Iterable[int]) -> dict[bytes, int]:
-    """The hashes of the ids that were cancelled last in these partitions, and when."""
+    """Return the hashes of the ids cancelled last in these partitions, and when."""
     groups: list[Group] = []
     for partition in partitions:
         keys = store.keys.partitions[partition]

@@ -26,22 +26,22 @@ from .put_ids import RetryWindow
 from .query import describe, look_at
 
 AT_ONCE: Final = 100
-"""Letters read in one step: few, because each may carry 64 KiB."""
+"""Dead letters read in one step: few, because each may carry 64 KiB."""
 
 SEARCHED_AT_MOST: Final = 10_000
-"""Letters scanned for one page. If few match, the page is short and has a cursor."""
+"""Dead letters scanned for one page. If few match, the page is short and has a cursor."""
 
 _STRETCH: Final = 128
-"""Places of letters that are asked of a partition at once."""
+"""Dead-letter places read from a partition at once."""
 
 _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
 LetterPlace = tuple[int, int, bytes]
-"""Where a letter stands among all: time of death in ms, partition, idh."""
+"""Sort key of a dead letter: time of death in ms, partition, idh."""
 
 
 class KeptLetter(NamedTuple):
-    """A letter, and where it is kept."""
+    """A dead letter and its place."""
 
     place: LetterPlace
     letter: DeadLetter
@@ -51,7 +51,7 @@ class KeptLetter(NamedTuple):
 
 
 class _Merged:
-    """The places of all partitions' letters in one order, with no more than a stretch of each in memory."""
+    """Merges the dead-letter places of all partitions in order, with at most one stretch of each in memory."""
 
     def __init__(self, store: Store, where: DeadFilter, after: LetterPlace | None, *, newest_first: bool) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class _Merged:
         return taken
 
     async def _refill(self) -> None:
-        """Ask those partitions of which nothing is left to go through."""
+        """Read more from the partitions whose places are used up."""
         empty = [p for p in self._open if not self._read[p]]
         groups: list[Group] = []
         for p in empty:
@@ -98,7 +98,7 @@ class _Merged:
                 self._from[p] = (self._read[p][-1][0], self._read[p][-1][2])
 
     def _settle(self) -> None:
-        """Nothing unread can stand before the nearest of the last places that were read."""
+        """Release places up to the nearest of the last ones read: nothing unread can come before it."""
         lasts = [self._read[p][-1] for p in self._open]
         everything = [place for read in self._read for place in read]
         everything.sort(reverse=self._newest_first)
@@ -115,7 +115,7 @@ class _Merged:
 
 
 def _start(partition: int, start_ms: int, after: LetterPlace | None, newest_first: bool) -> tuple[int, bytes]:
-    """(time, idh) from which a partition is read: letters of the same time are in the order of partitions."""
+    """Return (time, idh) from which a partition is read: dead letters of the same time are ordered by partition."""
     if after is None:
         return start_ms, b""
     time_ms, at, idh = after
@@ -125,7 +125,7 @@ def _start(partition: int, start_ms: int, after: LetterPlace | None, newest_firs
 
 
 async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[KeptLetter]]:
-    """All letters that fit, some at a time. Letters may go and come meanwhile: those that stay are met once."""
+    """Yield all matching dead letters in batches. Any that exist during the whole walk are yielded exactly once."""
     merged = _Merged(store, where, None, newest_first=newest_first)
     while places := await merged.take(AT_ONCE):
         fitting = [one for one in await _read(store, places) if one is not None and where.fits(one.letter)]
@@ -134,7 +134,7 @@ async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -
 
 
 async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, limit: int) -> DeadPage:
-    """Matching letters, newest first. A page of large letters may be short, and still name a next one."""
+    """Return matching dead letters, newest first. A page of large ones may be short and still have a cursor."""
     merged = _Merged(store, where, after, newest_first=True)
     letters: list[DeadLetter] = []
     searched, size, last, left = 0, 0, after, False
@@ -155,7 +155,7 @@ async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, li
 
 
 async def count(store: Store, from_ms: int, to_ms: int) -> int:
-    """How many letters died in [from_ms, to_ms); none of them is read."""
+    """Count the dead letters with a death in [from_ms, to_ms), without reading them."""
     groups: list[Group] = [
         (keys.slot, [("ZCOUNT", keys.dead_times, from_ms, f"({to_ms}")]) for keys in store.keys.partitions
     ]
@@ -168,7 +168,7 @@ async def count(store: Store, from_ms: int, to_ms: int) -> int:
 
 
 async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:
-    """The newest dead letters of all partitions."""
+    """Return the newest dead letters of all partitions."""
     return (await page(store, DeadFilter(), after=None, limit=limit)).letters
 
 
@@ -177,7 +177,7 @@ def _text(place: LetterPlace) -> str:
 
 
 def parse_place(text: str) -> LetterPlace:
-    """A cursor; ValueError for what is none."""
+    """Parse a cursor; raise ValueError if it is malformed."""
     time_ms, partition, idh = text.split(".")
     place = int(time_ms), int(partition), bytes.fromhex(idh)
     if not 0 <= place[0] < 1 << 48 or not 0 <= place[1] < 1 << 16 or len(place[2]) != IDH_BYTES:
@@ -189,7 +189,7 @@ def parse_place(text: str) -> LetterPlace:
 
 
 async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter | None]:
-    """None for a letter that has gone since."""
+    """Read dead letters; None for one that is gone."""
     by_partition: dict[int, list[int]] = {}
     for i, (_, p, _) in enumerate(places):
         by_partition.setdefault(p, []).append(i)
@@ -208,8 +208,8 @@ async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter 
 
 
 async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
-    """The letter of an id: from its own partition, or from any where a lane may have chosen another. Ambiguous if there
-    are several."""
+    """Return the dead letter of an id, from its partition or, if a lane may have chosen another, from any. Ambiguous if
+    several have it."""
     idh, home = reference.idh, reference.home
     partitions = [home, *(p for p in range(len(store.keys)) if reference.elsewhere and p != home)]
     groups: list[Group] = []
@@ -231,7 +231,7 @@ async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
 
 
 def _letter(place: LetterPlace, record: bytes) -> DeadLetter:
-    """One that cannot be read is shown as what it is: a page must not fail for it."""
+    """Return the decoded dead letter. An unreadable one is returned as such: it must not fail a page."""
     try:
         return _decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -240,7 +240,7 @@ def _letter(place: LetterPlace, record: bytes) -> DeadLetter:
 
 
 async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0.0) -> list[bool]:
-    """Forget letters for good; False for one that had gone, or died again, before."""
+    """Drop dead letters; return False for one that was gone, or had died again, before."""
     dropped = [False] * len(letters)
     unsure: set[int] = set()
     todo, window = list(range(len(letters))), RetryWindow(store, wait_s)
@@ -257,7 +257,7 @@ async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0
                 unsure |= set(numbers if isinstance(result, Unavailable) and result.sent else ())
                 continue
             for i, answer in zip(numbers, result[0], strict=True):
-                # After a lost reply it was most likely our own call that took it away.
+                # After a lost reply it was most likely our own call that removed it.
                 dropped[i] = answer == 1 or i in unsure
         if failure is not None:
             await window.after(failure)
@@ -265,22 +265,22 @@ async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0
 
 
 class DeadLetterLimits(NamedTuple):
-    """When the oldest letters go; 0 is no limit."""
+    """When the oldest dead letters are dropped; 0 means no limit."""
 
     max_age_ms: int = 0
     most: int = 0
-    """Of the namespace. Each partition keeps its share, so letters of few lanes go earlier."""
+    """Most dead letters of the namespace. Each partition keeps its share, so a few lanes may lose theirs earlier."""
 
 
 class Expired(NamedTuple):
-    """Letters that one call dropped."""
+    """Dead letters dropped by one call."""
 
     for_age: int
     for_number: int
 
 
 async def expire(store: Store, partitions: Sequence[int], limits: DeadLetterLimits) -> list[Expired | StoreError]:
-    """Drop the oldest letters past the limits, at most `AT_ONCE` of each partition."""
+    """Drop the oldest dead letters past the limits, at most `AT_ONCE` per partition."""
     share = -(-limits.most // len(store.keys))
     groups: list[Group] = []
     for p in partitions:
@@ -300,14 +300,14 @@ def _drop_call(store: Store, partition: int, places: Sequence[LetterPlace]) -> G
 
 _TRIES: Final = 8
 _DAMAGED: Final = (
-    "its entry cannot be read, so nobody knows what to deliver; look at its bytes, put the task anew, drop it"
+    "its entry cannot be read, so there is nothing to deliver; inspect its bytes, put the task again, then drop it"
 )
 _LIVE: Final = "a task with this id is pending or under way; cancel it, or wait until it is over"
-_GONE: Final = "somebody else replayed or dropped it, or its task died once more since it was read"
+_GONE: Final = "it was replayed or dropped meanwhile, or its task died again since it was read"
 
 
 class _Wish(NamedTuple):
-    """A letter with the entry it shall become: both are settled before the first attempt."""
+    """A dead letter and the entry to put for it: both are fixed before the first attempt."""
 
     number: int
     kept: KeptLetter
@@ -322,14 +322,14 @@ class _Attempt:
     def __init__(self, wish: _Wish, indexed: bytes) -> None:
         self.wish = wish
         self.first_indexed = self.indexed = indexed
-        """The address that the index held when the letter was read; the one it holds as far as we know."""
+        """The address in the index when the dead letter was read, then the latest one known."""
         self.unsure = False
-        """A call was sent and its reply lost."""
+        """True if a call was sent and its reply lost."""
         self.tries = 0
 
 
 class Replayer:
-    """Puts letters back among the tasks, some at a time."""
+    """Puts the tasks of dead letters again, some at a time."""
 
     def __init__(self, store: Store, intake: Intake, widths: Widths, *, wait_s: float = 0.0) -> None:
         self._store = store
@@ -340,7 +340,7 @@ class Replayer:
     async def replay(
         self, letters: Sequence[KeptLetter], dues_ms: Sequence[int], *, new_key: bool = False
     ) -> list[Replayed]:
-        """One answer per letter, in order. A caller bounds how many: all of a partition go in one call."""
+        """Replay; return one answer per dead letter, in order. Callers bound the number: one call takes a partition."""
         answers: list[Replayed | None] = [_if_damaged(kept.letter) for kept in letters]
         now_ms = self._store.clock.now_ms()
         wishes = [
@@ -353,7 +353,7 @@ class Replayer:
         return [answer for answer in answers if answer is not None]
 
     async def rehearse(self, letters: Sequence[KeptLetter], dues_ms: Sequence[int]) -> list[Replayed]:
-        """What `replay` would answer now; nothing is written."""
+        """Return what `replay` would answer now; write nothing."""
         wanted = [(kept.place[1], kept.place[2]) for kept in letters]
         raws = await look_up_packed(self._store, wanted)
         known = [
@@ -411,7 +411,7 @@ class Replayer:
     def _learn(
         self, attempts: list[_Attempt], reply: list[bytes | int], answers: list[tuple[int, Replayed]]
     ) -> list[_Attempt]:
-        """Take the answers in; return what is to be tried again."""
+        """Record the answers; return the attempts to repeat."""
         again = []
         for attempt, status, answer in zip(attempts, reply[::2], reply[1::2], strict=True):
             wish = attempt.wish
@@ -429,7 +429,7 @@ class Replayer:
                     raise Conflict(f"id {replayed.id!r} keeps changing; try again")
                 again.append(attempt)
             elif attempt.unsure and answer != attempt.first_indexed:
-                # The letter is gone and its id leads elsewhere than before: our call was done, its reply was lost.
+                # The dead letter is gone and the index has a new address: our call was applied and its reply lost.
                 answers.append((wish.number, replayed))
             else:
                 answers.append((wish.number, Replayed(replayed.id, "gone", None, _GONE)))
@@ -446,12 +446,12 @@ def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
 
 
 def _is_generated(kept: KeptLetter) -> bool:
-    """Whether the task had no id of its caller's: a letter names it by the 16 bytes it was given, in hex."""
+    """Return whether the task had a generated id: its dead letter then has the 16 bytes of it in hex."""
     return kept.place[2] != idh_of(kept.letter.id)
 
 
 def _handle_of(attempt: _Attempt) -> bytes:
-    """The address by which handles may know it: where it died, if it has no id of its caller's."""
+    """Return the address in the task's handle: where it died, if its id was generated."""
     letter = attempt.wish.kept.letter
     if not _is_generated(attempt.wish.kept):
         return b""
@@ -492,13 +492,13 @@ class EndedTask(NamedTuple):
 
 
 async def find_live(store: Store, task_id: str, lane: str | None) -> TaskInfo:
-    """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
+    """Return the task that has this id now; "unknown" if the id is free, whatever records of earlier tasks exist."""
     located = await Finder(store).find(await resolve(store, task_id, lane))
     return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
 
 
 async def cancelled_ms(store: Store, reference: Reference) -> int | None:
-    """When the id was cancelled last; None when it is not among those of which that is kept."""
+    """Return when the id was last cancelled; None if no such record is stored."""
     partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
     return (await last_cancelled(store, partitions)).get(reference.idh)
 
@@ -506,16 +506,16 @@ async def cancelled_ms(store: Store, reference: Reference) -> int | None:
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> EndedTask:
     state: State = "unknown" if located is None else located.entry.state
     kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
-    # A task that was moved and then cancelled has left its old place, and the index too.
+    # A task that was moved and then cancelled is in neither its old place nor the index.
     forgotten = state == "unknown" if reference.address is None else state == "finished"
     off_ms = await cancelled_ms(store, reference) if forgotten else None
     if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
-        # An id is forgotten some time after its end, its dead letter is not.
+        # The index forgets an id some time after its end; the dead letter stays.
         return EndedTask("dead", kept)
     if off_ms is not None:
         return EndedTask("cancelled", None)
     if located is None and reference.address is not None:
-        # Its old places were followed as far as that is done.
+        # Moves were already followed as far as they go.
         [entry] = await look_at(store, [(reference.address, reference.idh)])
         return EndedTask(entry.state, None)
     return EndedTask(state, None)

@@ -1,4 +1,4 @@
-"""Turns tasks into entries: every check happens here, before anything is written."""
+"""Turn tasks into entries: every check happens here, before anything is written."""
 
 import os
 import random
@@ -52,7 +52,7 @@ _POLYNOMIAL: Final = 0x1021
 
 
 class Stretch(NamedTuple):
-    """Ids of one partition: each of `heads` with `tail` behind it."""
+    """Ids of one partition: each is one of `heads` followed by `tail`."""
 
     partition: int
     heads: Sequence[bytes]
@@ -60,7 +60,7 @@ class Stretch(NamedTuple):
 
 
 class GeneratedIds:
-    """Ids for the tasks that carry none."""
+    """Generates ids for tasks without one."""
 
     def __init__(self, partitions: int, *, gathered: bool = False) -> None:
         """With `gathered`, several large calls in a row use the same partitions for the same times."""
@@ -73,7 +73,7 @@ class GeneratedIds:
         """At least 2 to this power of the crc16 values lead to one partition."""
 
     def draw(self, count: int) -> Iterator[Stretch]:
-        """Return `count` ids, in stretches of about the same length."""
+        """Yield `count` ids, in stretches of about the same length."""
         stretches = -(-count // STRETCH)
         partition = self._begin(stretches)
         while count:
@@ -84,7 +84,7 @@ class GeneratedIds:
             stretches -= 1
 
     def each(self, count: int) -> Iterator[bytes]:
-        """The same, one by one."""
+        """Yield `count` ids one by one."""
         return (head + stretch.tail for stretch in self.draw(count) for head in stretch.heads)
 
     def _begin(self, stretches: int) -> int:
@@ -95,7 +95,7 @@ class GeneratedIds:
         return self._next
 
     def _single(self) -> Stretch:
-        """One task has no neighbours: all of its id is random, and it goes anywhere."""
+        """Return one id: a single task needs no neighbours, so the id is fully random."""
         idh = os.urandom(IDH_BYTES)
         return Stretch(crc_hqx(idh, 0) % self._partitions, (idh[:_OWN],), idh[_OWN:])
 
@@ -107,14 +107,14 @@ class GeneratedIds:
 
 
 def _mixed(with_: bytes, size: int) -> list[bytes]:
-    """The first numbers, each mixed with these bytes; all of them in one step."""
+    """Return the first numbers, each XORed with these bytes, computed in one step."""
     together = int.from_bytes(_NUMBERS[: _OWN * size]) ^ int.from_bytes(with_ * size)
     return [head for (head,) in iter_unpack(f"{_OWN}s", together.to_bytes(_OWN * size))]
 
 
 @cache
 def _register_before(crc: int) -> int:
-    """What crc16's register must hold, mixed with the chosen bytes, to end as `crc`: its steps backwards."""
+    """Return the register of crc16, XORed with the chosen bytes, that ends as `crc`: its steps in reverse."""
     for _ in range(8 * _CHOSEN):
         crc = (crc ^ _POLYNOMIAL) >> 1 | 0x8000 if crc & 1 else crc >> 1
     return crc
@@ -133,25 +133,25 @@ _NUMBERS: Final = b"".join(_with_crc(number.to_bytes(_OWN - _CHOSEN)) for number
 # none.
 
 FEW: Final = 4
-"""Fewer tasks than this are quicker one by one."""
+"""Fewer tasks than this are encoded faster one by one."""
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _THREE_FIELDS: Final = b"\x93"
 
 
 class Bounds(NamedTuple):
-    """What is usual in a call."""
+    """Limits for common tasks of a call."""
 
     first_ms: int
     last_ms: int
     heads: Mapping[str, bytes]
-    """By target: what its entries have before the payload."""
+    """By target: the bytes of its entries before the payload."""
     max_payload_bytes: int
 
 
 class TaskColumns(NamedTuple):
     numbers: Sequence[int]
-    """Which tasks of the call: a range where they are all of them."""
+    """Numbers of the tasks within the call; a range if they are all of them."""
     dues_ms: list[int]
     leads: list[bytes]
     """The bytes between id and payload."""
@@ -162,7 +162,7 @@ class TaskColumns(NamedTuple):
         return some if isinstance(self.numbers, range) else [self.numbers[at] for at in some]
 
     def by_width(self, far_ms: int) -> "list[tuple[int, TaskColumns]]":
-        """By the width of their slices: seconds, and hours from `far_ms` on."""
+        """Split the columns by width of slice: seconds, and hours from `far_ms` on."""
         if max(self.dues_ms) < far_ms:
             return [(SECOND_MS, self)]
         if min(self.dues_ms) >= far_ms:
@@ -179,7 +179,7 @@ class TaskColumns(NamedTuple):
         )
 
     def by_time(self, width_ms: int) -> list[Sequence[int]]:
-        """Where in the columns those stand that are due in one such span of time, the first span first."""
+        """Return the rows of the columns by time slice, earliest slice first."""
         spans = [due_ms // width_ms for due_ms in self.dues_ms]
         if min(spans) == max(spans):
             return [range(len(spans))]
@@ -196,7 +196,7 @@ class SortedOut(NamedTuple):
     named: TaskColumns | None
     """Those with ids."""
     others: Sequence[int]
-    """The numbers of those that are not usual, or wrong."""
+    """Numbers of the tasks that are uncommon or invalid."""
 
 
 def sort_out(tasks: Sequence[Task], bounds: Bounds) -> SortedOut:
@@ -224,7 +224,7 @@ def _some(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, name
 def _columns(
     tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False
 ) -> TaskColumns | None:
-    """None if one of them is not usual, or wrong."""
+    """Return columns; None if a task is uncommon or invalid."""
     if not tasks or not _are_usual(tasks, bounds):
         return None
     payloads = _payloads([task.payload for task in tasks], bounds.max_payload_bytes)
@@ -244,7 +244,7 @@ def _columns(
 
 
 def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
-    """Their ids and payloads aside."""
+    """Return whether all tasks are common, apart from ids and payloads."""
     count = len(tasks)
     times, targets = [task.at for task in tasks], [task.target for task in tasks]
     return (
@@ -264,12 +264,12 @@ def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
 
 
 def _is_short(id: object) -> bool:
-    """A longer id may have the form of a generated one: that is looked at with more care."""
+    """Return whether an id is a short text: a longer one may look like a generated id and needs the full check."""
     return type(id) is str and 0 < len(id) < 2 * IDH_BYTES and id.isascii()
 
 
 def _payloads(payloads: Sequence[Any], most: int) -> list[bytes] | None:
-    """As they are stored; None if one of them is the caller's own bytes, or wrong."""
+    """Return the payloads as stored; None if one is the caller's own bytes, or invalid."""
     if any(issubclass(kind, _BYTES) for kind in set(map(type, payloads))):
         return None
     try:
@@ -282,7 +282,7 @@ def _payloads(payloads: Sequence[Any], most: int) -> list[bytes] | None:
 
 
 def _check(payloads: Iterable[Any]) -> None:
-    """InvalidInput for a number that JSON has no word for."""
+    """Raise InvalidInput for a number that JSON cannot express."""
     for payload in payloads:
         encode_payload(payload)
 
@@ -292,7 +292,7 @@ _TEXTS: Final = (str, type(None))
 
 
 class _Offsets:
-    """Offset and flags of an entry in a slice that is too wide for a table of them."""
+    """Computes offset and flags of entries in a slice that is too wide for a table."""
 
     def __init__(self, flags: int) -> None:
         self._flags = flags
@@ -302,7 +302,7 @@ class _Offsets:
 
 
 def _offsets(flags: int) -> dict[int, _Offsets | tuple[bytes, ...]]:
-    """By width of slice."""
+    """Return offsets by width of slice."""
     wide = _Offsets(flags)
     return {HOUR_MS: wide, SECOND_MS: tuple(wide[ms] for ms in range(SECOND_MS))}
 
@@ -310,13 +310,13 @@ def _offsets(flags: int) -> dict[int, _Offsets | tuple[bytes, ...]]:
 _OFFSETS: Final = _offsets(0)
 """Of plain entries."""
 _NAMED_OFFSETS: Final = _offsets(INDEXED)
-"""Of those with ids."""
+"""Offsets of entries with ids."""
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))
 """The msgpack header of a text of less than 32 bytes."""
 
 
 class Named(NamedTuple):
-    """A task with a caller-given id, on its way."""
+    """A task with a caller-given id."""
 
     id: str
     past: bool
@@ -325,24 +325,24 @@ class Named(NamedTuple):
 
 
 _new: Final = tuple.__new__
-"""Makes a named tuple without the call in between."""
+"""Makes a named tuple without the overhead of its constructor."""
 
 
 class SliceRun(NamedTuple):
-    """Tasks without ids that stand one behind the other in a slice."""
+    """Tasks without ids in consecutive rows of a slice."""
 
     partition: int
     place: Slice
     first: int
-    """Where among the rows for that slice the first of them stands."""
+    """Position of the first of them among the rows for that slice."""
     numbers: Sequence[int]
-    """Which tasks of the call they are."""
+    """Their numbers within the call."""
     due_ms: int | None = None
-    """Of a single task that may stand at another time than its own."""
+    """Due time of a single task that may be put at a later time than it asked for."""
 
 
 class Batch:
-    """Entries ready to be written, and the handle of each task."""
+    """Entries ready to write, and the handle of each task."""
 
     def __init__(self, size: int, now_ms: int) -> None:
         self.size = size
@@ -361,12 +361,13 @@ class Intake:
         self._widths = widths
         self._shared = shared or SharedSettings()
         self._heads: dict[str, bytes] = {}
-        # Hours ahead a slice gets few tasks, and has its price in memory. Of a second's many every node has its share.
+        # Far-ahead slices get few tasks and each slice costs memory, so gather them. Slices of the next seconds get
+        # many: spread those, so that every node has its share.
         self._ids = {SECOND_MS: GeneratedIds(self._partitions), HOUR_MS: GeneratedIds(self._partitions, gathered=True)}
         self._other_ids = GeneratedIds(self._partitions)
 
     def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
-        """Encode all or raise for the first that is wrong; nothing is written in either case."""
+        """Encode all tasks, or raise for the first invalid one; nothing is written in either case."""
         batch = Batch(len(tasks), now_ms)
         self._meet({task.target for task in tasks if type(task.target) is str})
         bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._shared.max_payload_bytes)
@@ -388,7 +389,7 @@ class Intake:
         return batch
 
     def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: TaskColumns, width_ms: int) -> None:
-        """Those of one slice together, so that it gets many rows at once; each stretch into one partition."""
+        """Encode the tasks of one slice together, so that it gets many rows at once; each stretch has one partition."""
         stretches = self._ids[width_ms].draw(len(usual.numbers))
         stretch, used = next(stretches), 0
         for rows in usual.by_time(width_ms):
@@ -401,7 +402,7 @@ class Intake:
                 place = self._widths.place(stretch.partition, usual.dues_ms[some[0]], batch.now_ms)
                 if place.width_ms == width_ms:
                     _append(batch, usual, some, place, stretch, heads)
-                else:  # a crowded slice is cut finer
+                else:  # use finer slices instead of a crowded one
                     for number, head in zip(usual.numbers_of(some), heads, strict=True):
                         task = tasks[number]
                         self._take_slowly(batch, number, task, cast("int", task.at), head + stretch.tail)
@@ -409,7 +410,7 @@ class Intake:
                 used += len(some)
 
     def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: TaskColumns, width_ms: int) -> None:
-        # Names of this function: each look into an object would cost as much as what is found there.
+        # Local names: each attribute access would cost as much as the work itself.
         places: dict[int, Slice] = {}
         named, now_ms, partitions, place_of = batch.named, batch.now_ms, self._partitions, self._widths.place
         offsets = _NAMED_OFFSETS[width_ms]
@@ -431,14 +432,14 @@ class Intake:
             named[number] = _new(Named, (task_id, due_ms < now_ms, partition, _new(IdRow, (idh, place, row, due_ms))))
 
     def _take_slowly(self, batch: Batch, number: int, task: Task, due_ms: int, idh: bytes = b"") -> None:
-        """Any task, with everything it may carry; `idh` for one without an id."""
+        """Encode any task with all its fields; `idh` is for one without an id."""
         now_ms = batch.now_ms
         if type(task.target) is not str or type(task.id) not in _TEXTS or type(task.lane) not in _TEXTS:
-            # Names of a subclass of `str` are taken for what they say.
+            # Subclasses of `str`, such as enums, count as their text.
             names = {"target": plain(task.target), "id": plain(task.id), "lane": plain(task.lane)}
             task = msgspec.structs.replace(task, **names)
         if task.at is not None and task.after is not None:
-            raise InvalidInput("both at and after are given; say one of them")
+            raise InvalidInput("both at and after are given; give one of them")
         if not EARLIEST_MS <= due_ms <= now_ms + HORIZON_MS:
             check_horizon(due_ms, now_ms)
         self._head(task.target)
@@ -451,7 +452,7 @@ class Intake:
         batch.runs.append(SliceRun(partition, place, batch.rows.add(partition, place, row), (number,), due_ms))
 
     def partition_for(self, idh: bytes, lane: str | None) -> int:
-        """The partition of a task without a caller-given id."""
+        """Return the partition of a task without a caller-given id."""
         if lane is not None:
             return partition_of(check_name(lane, "lane"), self._partitions)
         return crc_hqx(idh, 0) % self._partitions
@@ -462,13 +463,13 @@ class Intake:
         return instant_ms(task.at)
 
     def _meet(self, targets: set[str]) -> None:
-        """Have the heads of targets at hand; a wrong one is told with its task."""
+        """Prepare the entry heads of targets; an invalid target is reported later, together with its task."""
         for target in targets - self._heads.keys():
             with suppress(InvalidInput):
                 self._head(target)
 
     def _head(self, target: str) -> None:
-        """Check a target; its first bytes are kept, so that the next task of it is quick."""
+        """Check a target and cache its first bytes for its next task."""
         check_target(target)
         if target not in self._heads:
             if len(self._heads) >= _MOST_TARGETS:
@@ -513,7 +514,7 @@ class Intake:
     def encode(
         self, body: Body, idh: bytes, partition: int, due_ms: int, now_ms: int, *, indexed: bool | None = None
     ) -> tuple[Slice, bytes]:
-        """The slice and the entry of a task. One that is overdue goes into the current slice, first in it."""
+        """Return the slice and the entry of a task. An overdue task goes first in the current slice."""
         place = self._widths.place(partition, max(due_ms, now_ms), now_ms)
         offset = due_ms - place.start_ms
         late = offset < 0
@@ -526,11 +527,11 @@ class Intake:
 def _append(
     batch: Batch, usual: TaskColumns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
 ) -> None:
-    """Rows of one slice."""
+    """Add rows to one slice."""
     rows = batch.rows.list_for(stretch.partition, place)
     batch.runs.append(SliceRun(stretch.partition, place, len(rows), usual.numbers_of(some)))
     batch.rows.size += len(some)
-    # Names of this function: each look into a column by its field would cost as much as what is found there.
+    # Local names: each attribute access would cost as much as the work itself.
     (_, dues_ms, leads, payloads), start_ms, tail = usual, place.start_ms, stretch.tail
     offsets = _OFFSETS[place.width_ms]
     rows += [

@@ -1,4 +1,4 @@
-"""Finds out why a task has not run: what became of it, else what it waits for."""
+"""Explain why a task has not run: how it ended, or else what it waits for."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from ...model.lane import NO_SINK, PARKED, HoldRecord, Pause, Pauses
 from ...model.targets.names import HANDED_OFF
 from ...model.task import State, pattern_fits
 from ...model.workers import nobody_runs
-from ..codec import HEADER_BYTES, LANE, decode_head, is_cut, is_tomb
+from ..codec import HEADER_BYTES, LANE, decode_head, is_cut, is_tombstone
 from ..keys import Address, PartitionKeys, r_of
 from ..lanes import read_pauses
 from ..limits import SlotCount, running_slots
@@ -31,7 +31,7 @@ from .query import Found, look_at
 _SLICES_READ: Final = 64
 _ROWS_AT_ONCE: Final = 1_000
 _ROWS_READ: Final = 50_000
-"""In a long backlog the one before it may stand further back: then none is named."""
+"""Rows searched for the task ahead in a lane; in a longer backlog none is named."""
 
 
 class LaneHead(NamedTuple):
@@ -55,7 +55,7 @@ async def head_before(store: Store, lane: str, idh: bytes, address: Address, pla
 
 
 async def _retrying(store: Store, lane: str, partition: int, idh: bytes) -> LaneHead | None:
-    """The failed head; None where its id is another lane's by now, and the owner has not heard of it yet."""
+    """Return the failed head; None if its id belongs to another lane by now, which the owner has not yet learned."""
     [address] = await look_up(store, [(partition, idh)])
     if address is None:
         return LaneHead(idh.hex(), "unknown", None, None)
@@ -69,13 +69,13 @@ async def _retrying(store: Store, lane: str, partition: int, idh: bytes) -> Lane
 async def _earlier(
     store: Store, keys: PartitionKeys, lane: str, idh: bytes, before: tuple[int, int]
 ) -> LaneHead | None:
-    """The one of the lane that is under way; else the first that is due before."""
+    """Return the lane's task that is under way, or else the first one due earlier."""
     first: tuple[tuple[int, int], LaneHead] | None = None
     async for where, address, row, fired in _unsettled(store, keys, before[0]):
         body = _of_lane(row, lane)
         if body is None or row[5:HEADER_BYTES] == idh:
             continue
-        if is_cut(row):  # the rest of the body says when it is due, and how often it failed
+        if is_cut(row):  # due time and number of failures are in the rest of the body
             body = (await look_at(store, [(address, row[5:HEADER_BYTES])]))[0].body or body
         due_ms = where[0] if body.due_ms is None else body.due_ms
         task_id = body.id or f"{row[5:HEADER_BYTES].hex()}~{address.text()}"
@@ -87,7 +87,7 @@ async def _earlier(
 
 
 def _of_lane(row: bytes, lane: str) -> Body | None:
-    if len(row) < HEADER_BYTES or not row[4] & LANE or is_tomb(row):
+    if len(row) < HEADER_BYTES or not row[4] & LANE or is_tombstone(row):
         return None
     try:
         body = decode_head(row)
@@ -99,7 +99,7 @@ def _of_lane(row: bytes, lane: str) -> Body | None:
 async def _unsettled(
     store: Store, keys: PartitionKeys, until_ms: int
 ) -> AsyncIterator[tuple[tuple[int, int], Address, bytes, bool]]:
-    """(time and index, address, entry, fired) of what is neither done nor cancelled, slice by slice."""
+    """Yield (time and index, address, entry, fired) of rows neither done nor cancelled, slice by slice."""
     high = f"({until_ms // 1000 + 1}"
     command = ("ZRANGE", keys.slices, "-inf", high, "BYSCORE", "LIMIT", 0, _SLICES_READ, "WITHSCORES")
     [listed] = await store.run_one(keys.slot, [command])
@@ -154,7 +154,7 @@ _ENDS: Final[dict[str, tuple[ReasonCode, str]]] = {
     "finished": ("finished", "It is over and its slice is gone: it was delivered, unless it was cancelled before."),
     "cancelled": ("cancelled", "It was cancelled and will not fire."),
     "replaced": ("replaced", "It was moved many times since this id was given out; ask with the id of the last move."),
-    "dead": ("dead", "It was given up; its dead letter has been replayed or dropped in this very moment."),
+    "dead": ("dead", "It was given up; its dead letter has been replayed or dropped just now."),
     "unknown": ("unknown", UNKNOWN),
 }
 
@@ -189,13 +189,13 @@ def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[ReasonCode, str]:
             f"It was not delivered in time and was recorded as expired {ago}; replay it to deliver it late.",
         )
     if letter.reason.startswith(DROPPED):
-        return "dead", f"It was {letter.reason}, {ago}; replay it to deliver it all the same."
+        return "dead", f"It was {letter.reason}, {ago}; replay it to deliver it anyway."
     after = f"after {letter.attempts} attempt{'s' if letter.attempts != 1 else ''}"
-    return "dead", f"It was given up {ago} {after}: {letter.reason}; when the cause is gone, replay it."
+    return "dead", f"It was given up {ago} {after}: {letter.reason}; fix the cause, then replay it."
 
 
 PROMPT_MS: Final = 1_000
-"""A task that is due for less than this is simply about to fire."""
+"""A task overdue by less than this is about to fire."""
 
 
 class Facts(NamedTuple):
@@ -224,12 +224,12 @@ class Facts(NamedTuple):
 
     @property
     def late_ms(self) -> int:
-        """Negative before its time."""
+        """Milliseconds since the task came due; negative before."""
         return self.now_ms - (self.entry.due_ms or self.located.address.slice.since_ms)
 
     @property
     def owner(self) -> str | None:
-        """The node; owners are named `<node>/<process>`."""
+        """The node that owns the partition; owners are named `<node>/<process>`."""
         return self.holding.owner.rpartition("/")[0] or self.holding.owner or None
 
     @property
@@ -248,7 +248,7 @@ Reason = Callable[[Facts], tuple[ReasonCode, str] | None]
 def _unreadable(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.body is not None:
         return None
-    return "unreadable", "Its entry cannot be read; the owner of its partition puts it with the dead letters."
+    return "unreadable", "Its entry cannot be read; the owner of its partition moves it to the dead letters."
 
 
 def _in_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
@@ -257,13 +257,13 @@ def _in_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
         return None
     ago = span(max(0, facts.now_ms - place.since_ms))
     if place.worker is None and facts.slots is not None and facts.slots.all_in_use:
-        most = f"as many run of it as may at one time, {facts.slots.most} on all workers"
+        most = f"its concurrency limit of {facts.slots.most} on all workers is reached"
         return "rate-limited", f"It has been in queue {place.queue} for {ago}: {most}."
     if place.worker is None and facts.nobody_runs is not None:
         return "no-worker", f"It has been in queue {place.queue} for {ago}: {_ended(facts.nobody_runs)}"
     if place.worker is None:
         return "queued", f"It has been in queue {place.queue} for {ago}, and no worker has taken it yet."
-    stops = "; it was cancelled, and its worker is told to stop it" if place.cancelling else ""
+    stops = "; it was cancelled, and its worker has been asked to stop" if place.cancelling else ""
     return "running", f"Worker {place.worker} has been running it for {ago}{stops}."
 
 
@@ -275,13 +275,13 @@ def _expired(facts: Facts) -> tuple[ReasonCode, str] | None:
     expires_ms = facts.entry.body.expires_ms if facts.entry.body is not None else None
     if facts.entry.state not in ("pending", "queued") or expires_ms is None or expires_ms >= facts.now_ms:
         return None
-    who = "its owner" if facts.entry.state == "pending" else "the next worker that comes to it"
+    who = "its owner" if facts.entry.state == "pending" else "the next worker that takes it"
     ago = span(facts.now_ms - expires_ms)
-    return "expired", f"It expired {ago} ago and is not delivered any more; {who} puts it with the dead letters."
+    return "expired", f"It expired {ago} ago and is not delivered any more; {who} moves it to the dead letters."
 
 
 def _ahead(facts: Facts) -> tuple[ReasonCode, str] | None:
-    """Its time, or that of its next attempt, has not come."""
+    """Answer if the due time of the task, or of its next attempt, has not come."""
     body, due_ms = facts.entry.body, facts.entry.due_ms
     if facts.entry.state != "pending" or facts.late_ms >= 0 or body is None or due_ms is None:
         return None
@@ -314,23 +314,24 @@ def _ownerless(facts: Facts) -> tuple[ReasonCode, str] | None:
 def _under_way(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.state != "fired" or facts.entry.due_ms is None:
         return None
-    since = f"begun at {moment(facts.entry.due_ms)} or later"
+    since = f"started at {moment(facts.entry.due_ms)} or later"
     return "fired", f"Node {facts.owner} is delivering it, {since}, and has not finished."
 
 
 def _held(facts: Facts) -> tuple[ReasonCode, str] | None:
-    """Its receiver is in trouble, limited, or slow; it does not use up attempts meanwhile."""
+    """Answer if its receiver is failing, limited, or slow; attempts are not used up meanwhile."""
     hold = facts.hold
     if hold is None or hold.code not in _HELD or facts.entry.state != "pending":
         return None
-    return _HELD[hold.code], f"It is held since {moment(hold.since_ms)}: {hold.reason}{_probed(hold, facts.now_ms)}."
+    held = f"It has been held since {moment(hold.since_ms)}"
+    return _HELD[hold.code], f"{held}: {hold.reason}{_probed(hold, facts.now_ms)}."
 
 
 def _probed(hold: HoldRecord, now_ms: int) -> str:
     """Say when an open breaker is tried again."""
     if hold.until_ms is None:
         return ""
-    when = f"goes out in {span(hold.until_ms - now_ms)}" if hold.until_ms > now_ms else "is due"
+    when = f"is sent in {span(hold.until_ms - now_ms)}" if hold.until_ms > now_ms else "is due"
     return f"; the next probe {when} ({moment(hold.until_ms)})"
 
 
@@ -344,7 +345,7 @@ _HELD: Final[dict[str, ReasonCode]] = {
 
 
 def _paused_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
-    """Its time has come, and no worker takes it."""
+    """Answer if the task is due and its queue is paused."""
     if facts.entry.state != "queued" or facts.pause is None:
         return None
     return "paused", f"It waits in its queue, which is paused: {_paused_by(facts.pause)}."
@@ -353,13 +354,13 @@ def _paused_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
 def _paused(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.state != "pending" or facts.pause is None:
         return None
-    after = "it is dropped" if facts.pause.mode == "drop" else "it goes out afterwards"
+    after = "it is dropped" if facts.pause.mode == "drop" else "it is delivered afterwards"
     return "paused", f"It has been due for {span(facts.late_ms)} and is paused: {_paused_by(facts.pause)}; {after}."
 
 
 def _paused_by(pause: Pause) -> str:
     by = f" by {pause.who}" if pause.who else ""
-    until = "until somebody resumes it" if pause.until_ms is None else f"until {moment(pause.until_ms)}"
+    until = "until someone resumes it" if pause.until_ms is None else f"until {moment(pause.until_ms)}"
     why = f" ({pause.reason})" if pause.reason else ""
     return f"{pause.scope.text}, since {moment(pause.since_ms)}{by}{why}, {until}"
 
@@ -370,18 +371,18 @@ def _parked(facts: Facts) -> tuple[ReasonCode, str] | None:
         return None
     then = f"retry its head, skip it or resume the lane: mainspring lane show {body.lane}"
     if facts.head is None and body.attempt > 1:
-        return "parked", f"It failed ({hold.reason}), and its lane {body.lane} is parked until somebody acts; {then}."
+        return "parked", f"It failed ({hold.reason}), and its lane {body.lane} is parked until someone acts; {then}."
     if facts.head is None:
         return None
     return "parked", f"Its lane {body.lane} is parked behind {facts.head.id}, which failed ({hold.reason}); {then}."
 
 
 def _coming_back(facts: Facts) -> tuple[ReasonCode, str] | None:
-    """It was moved aside, and what held it up is over."""
+    """Answer if it was held and its hold has ended."""
     hold = facts.hold
     if hold is None or facts.entry.state != "pending":
         return None
-    return "held", f"It was held back since {moment(hold.since_ms)} and is coming back now."
+    return "held", f"It was held from {moment(hold.since_ms)} on and is being released now."
 
 
 def _behind_head(facts: Facts) -> tuple[ReasonCode, str] | None:
@@ -396,18 +397,18 @@ def _doing(head: LaneHead, now_ms: int) -> str:
     if head.state == "fired":
         return "is being delivered"
     if head.state != "pending" or head.due_ms is None:
-        return "failed and has not come back" if head.state == "unknown" else f"is {head.state}"
+        return "failed and has not been retried" if head.state == "unknown" else f"is {head.state}"
     ahead = f"in {span(head.due_ms - now_ms)}" if head.due_ms > now_ms else "now"
     if head.body is not None and head.body.attempt > 1:
         error = f" ({head.body.errors[-1]})" if head.body.errors else ""
-        return f"failed{error} and is tried again, attempt {head.body.attempt}, {ahead}"
+        return f"failed{error} and will be retried, attempt {head.body.attempt}, {ahead}"
     return f"comes first and is due {ahead}"
 
 
 def _run_before(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.run_before is None:
         return None
-    return "run-before", f"It is a run of a schedule and waits until the one before it, {facts.run_before}, is over."
+    return "run-before", f"It is a run of a schedule and waits for the run before it, {facts.run_before}, to end."
 
 
 def _overdue(facts: Facts) -> tuple[ReasonCode, str]:
@@ -416,10 +417,10 @@ def _overdue(facts: Facts) -> tuple[ReasonCode, str]:
         return "due", f"It has been due for {late}; node {facts.owner} is about to fire it."
     about = facts.about_owner
     if about is not None and about.catch_up and facts.late_ms > about.catch_up_after_ms:
-        rate = f"node {facts.owner} lets what is overdue out at {about.catch_up}"
-        return "catch-up", f"It has been due for {late}, and {rate}: it waits for its turn."
-    lag = "" if facts.lag_ms is None else f" (it says that it is {span(facts.lag_ms)} behind)"
-    return "owner-behind", f"It has been due for {late}, and node {facts.owner} has not come to it yet{lag}."
+        rate = f"node {facts.owner} releases overdue tasks at {about.catch_up}"
+        return "catch-up", f"It has been due for {late}, and {rate}: it waits its turn."
+    lag = "" if facts.lag_ms is None else f" (it reports being {span(facts.lag_ms)} behind)"
+    return "owner-behind", f"It has been due for {late}, and node {facts.owner} has not reached it yet{lag}."
 
 
 _NOT_OVER: Final = frozenset({"pending", "fired", "queued", "running"})
@@ -428,15 +429,15 @@ REASONS: Final[tuple[Reason, ...]] = (
     _unreadable, _expired, _paused_queue, _in_queue, _ahead, _ownerless, _under_way, _paused, _parked, _held,
     _behind_head, _coming_back, _run_before, _overdue,
 )  # fmt: skip
-"""What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
-The last always answers. To explain something new, write such a function, put it where it takes precedence, and name its
+"""Reasons why a task that is not over may wait, in order of precedence: the first function that answers gives the
+reason, and the last always answers. To add a reason, write such a function, insert it at its precedence, and name its
 code in `model.explain`."""
 
 
 async def explain(
     store: Store, finder: Finder, task_id: str, reference: Reference, allowed: Sequence[str] | None = None
 ) -> Explanation:
-    """`allowed` are patterns of targets; queues and handlers that fit none of them are not named."""
+    """`allowed` are target patterns; queues and handlers that match none of them are not named."""
     located = await finder.find(reference)
     if located is None or located.entry.state not in _NOT_OVER:
         return await over(store, task_id, reference, located)
@@ -445,7 +446,7 @@ async def explain(
     body, address = located.entry.body, located.address
     now_ms = await store.fresh_ms()
     if body is not None and body.lane is not None and located.entry.state == "pending":
-        # One that was overdue when it was put stands where it was put, not where it was due.
+        # A task that was overdue when it was put is placed at the time of the put, not at its due time.
         place_ms = max(located.entry.due_ms or 0, 0 if address.slice.is_hold else address.slice.start_ms)
         head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
     hold = await record_of(store, address.partition, address.slice) if address.slice.is_hold else None
@@ -459,13 +460,13 @@ async def explain(
     facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before, nobody)
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
     if nobody is not None and located.entry.state == "pending":
-        # It is not in its queue yet: better told now than when it is late.
+        # It has not reached its queue yet: better to report this now than when it is late.
         text = f"{text.removesuffix('.')}; {_ended(nobody)}"
     return _explanation(facts, code, text)
 
 
 async def _nobody_runs(store: Store, entry: Found, allowed: Sequence[str] | None) -> str | None:
-    """Say why no worker can run a task that waits, if that is so."""
+    """Say why no worker can run a waiting task; None if one can."""
     place, body = entry.queued, entry.body
     if body is None or entry.state not in ("pending", "queued") or body.target.partition(":")[0] not in HANDED_OFF:
         return None
@@ -477,7 +478,7 @@ async def _nobody_runs(store: Store, entry: Found, allowed: Sequence[str] | None
 
 
 async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:
-    """Its own, or that of the one before it in its lane; once it is in a queue, only that of the queue counts."""
+    """Return the pause of the task, or of the one before it in its lane; for a queued task only its queue's pause."""
     pauses = Pauses(await read_pauses(store), now_ms)
     if entry.queued is not None:
         return pauses.of_queue(entry.queued.queue)

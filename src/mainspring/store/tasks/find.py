@@ -1,4 +1,4 @@
-"""Finding a task again by its id: through the address in a generated id, or through the index."""
+"""Find a task by its id: through the address in a generated id, or through the index."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -21,15 +21,15 @@ from .index import IDS_IN_LANES, ConflictBackoff, IdRow, look_up, look_up_packed
 from .query import Found, look_at
 
 _MOVES_FOLLOWED = 64
-"""From mark to mark. The index is asked first, so that this takes few steps where the task is not over."""
+"""Most moves followed from mark to mark. The index is asked first, so a live task takes few steps."""
 _PORTION = 8_192
-"""Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
+"""Tasks looked up and cancelled together: what the server has just looked up is still in its caches."""
 
 _ASKED_AT_ONCE = 65_536
 """Ids times partitions asked in one step, so that a bulk cancel needs bounded memory."""
 
 Wanted = tuple[int, bytes, bool]
-"""The likeliest partition of an id, its hash, and whether it may be in another."""
+"""The likeliest partition of an id, the id's hash, and whether it may be in another partition."""
 
 
 IndexPlaces = list[tuple[int, bytes]]
@@ -37,7 +37,7 @@ IndexPlaces = list[tuple[int, bytes]]
 
 
 class Reference(NamedTuple):
-    """What an id says of where its task is."""
+    """Where the task of an id can be."""
 
     task_id: str | None
     """The caller's id; None for a generated one."""
@@ -45,14 +45,14 @@ class Reference(NamedTuple):
     home: int
     """The likeliest partition."""
     elsewhere: bool
-    """It may be in another: with a lane, the lane decides."""
+    """True if the task may be in another partition: its lane decides."""
     address: Address | None
     lane: str | None = None
-    """The lane that the task must have, "" for none; None if any will do."""
+    """The lane that the task must have, "" for none; None if any lane matches."""
 
     @classmethod
     def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
-        """Validate what the caller named. The lane "" is that of tasks without one."""
+        """Parse a caller's id and lane, and refuse invalid ones. The lane "" means tasks without a lane."""
         task_id, lane = check_name(id, "id"), lane if lane is None or lane == "" else check_name(lane, "lane")
         match = GENERATED.fullmatch(task_id)
         if match is None:
@@ -65,17 +65,17 @@ class Reference(NamedTuple):
         return cls(None, idh, address.partition, False, address)
 
     def fits(self, lane: str | None) -> bool:
-        """Whether a task of this lane can be the one that is meant: lanes of one partition share its index."""
+        """Return whether a task of this lane matches: lanes of one partition share its index."""
         return self.lane is None or self.lane == (lane or "")
 
     def as_generated(self) -> "Reference | None":
-        """The same text taken for a generated id without its mark; None if it cannot be one."""
+        """Return the same text read as a generated id without its mark; None if it cannot be one."""
         idh = None if self.task_id is None else bare_idh(self.task_id)
         return None if idh is None else Reference(None, idh, 0, True, None)
 
 
 async def resolve(store: Store, id: str, lane: str | None) -> Reference:
-    """What an id stands for. 32 hex digits are a caller's id, unless only a task without an id is known by them."""
+    """Return what an id refers to. 32 hex digits are a caller's id, unless only a task with a generated id matches."""
     reference = Reference.parse(id, lane, len(store.keys))
     generated = reference.as_generated()
     if generated is None or await look_up_packed(store, [(reference.home, reference.idh)]) != [None]:
@@ -100,13 +100,13 @@ class Located(NamedTuple):
 
 
 class Finder:
-    """Follows ids, moves and retries to where a task stands now."""
+    """Follows ids, moves and retries to the current place of a task."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def find(self, reference: Reference) -> Located | None:
-        """Where the task stands now and how; None for an unknown id. Ambiguous if several lanes have it."""
+        """Return the place and state of a task; None for an unknown id. Ambiguous if several lanes have it."""
         located = await self._find(reference)
         body = None if located is None else located.entry.body
         return None if body is not None and not reference.fits(body.lane) else located
@@ -117,14 +117,14 @@ class Finder:
             located = await self._unless_another_died(located, reference.idh)
         if located is None or located.entry.state not in ("fired", "done", "finished"):
             return located
-        # What was handed off to workers is over for its slice; of lanes it stays fired there.
+        # The slice counts a task as over once it is handed off to workers; a task of a lane stays fired there.
         [place] = await find_queued(self._store, [(located.address.partition, reference.idh)])
         if place is None or not (reference.task_id is None or place.address == located.address.pack()):
             return located
         return located._replace(entry=await self._in_queue(located, place))
 
     async def _unless_another_died(self, located: Located, idh: bytes) -> Located:
-        """A dead letter may be of an earlier task with the same id that died just before this one was put."""
+        """Return `located`, or the current task if a dead letter belongs to an earlier task that had the same id."""
         keys = self._store.keys.partitions[located.address.partition]
         [record] = await self._store.run_one(keys.slot, [("HGET", keys.dead, idh)])
         if record is None or dead_place(record) in (b"", located.address.pack()):
@@ -138,7 +138,7 @@ class Finder:
             return entry
         row = await read_record(self._store, located.address.partition, place)
         if row is None:
-            return located.entry  # it has ended in this very moment
+            return located.entry  # it has just ended
         from_ms = Address.unpack(located.address.partition, place.address).slice.from_ms
         body = decode(row)
         due_ms = from_ms + int.from_bytes(row[:4], "big") if body.due_ms is None else body.due_ms
@@ -155,7 +155,7 @@ class Finder:
             [entry] = await look_at(self._store, [(address, reference.idh)])
             following = entry.moved_to
             if not indexed and (following is not None or entry.state in ("finished", "done")):
-                # Whoever stands somewhere else has registered that place, unless it was cancelled there.
+                # A task that was placed elsewhere has registered that place, unless it was cancelled there.
                 indexed = True
                 [known] = await look_up(self._store, [(address.partition, reference.idh)])
                 following = known if known is not None and known != address else following
@@ -171,13 +171,13 @@ class Finder:
         return Address.unpack(*found[0]) if found else None
 
     async def _lanes_of(self, reference: Reference, found: IndexPlaces) -> list[str]:
-        """The lanes of tasks with one id; what is over and gone does not say its lane any more."""
+        """Return the lanes of tasks with one id; for a task that is over and gone the lane is unknown."""
         all_located = [await self.find(reference._replace(home=p, elsewhere=False)) for p, _ in found]
         bodies = [located.entry.body for located in all_located if located is not None]
         return sorted({body.lane or "" for body in bodies if body is not None})
 
     async def _index_packed(self, wanted: list[Wanted]) -> list[IndexPlaces]:
-        """Where each id is known. One that may be in any partition is looked for in all: several lanes may have it."""
+        """Return the places of each id. With an unknown lane, search all partitions: several lanes may have the id."""
         found: list[IndexPlaces] = [[] for _ in wanted]
         every = range(len(self._store.keys))
         if len(wanted) == 1:
@@ -197,14 +197,14 @@ class Finder:
         return found
 
     async def _ask(self, wanted: list[Wanted], found: list[IndexPlaces], questions: list[tuple[int, int]]) -> None:
-        """Each question is the number of an id and a partition."""
+        """Look up pairs of an id's number and a partition."""
         raws = await look_up_packed(self._store, [(p, wanted[i][1]) for i, p in questions])
         for (i, p), raw in zip(questions, raws, strict=True):
             if raw is not None:
                 found[i].append((p, raw))
 
     async def _partitions_with_lanes(self) -> list[int]:
-        """Partitions in which an id with a lane was ever put: only there an id can be known once more."""
+        """Return the partitions in which an id with a lane was ever put: only these may know an id as well."""
         every = self._store.keys.partitions
         marks = await self._store.run([(keys.slot, [("HGET", keys.n, IDS_IN_LANES)]) for keys in every])
         for mark in marks:
@@ -213,8 +213,10 @@ class Finder:
         return [p for p, mark in enumerate(marks) if not isinstance(mark, StoreError) and mark[0] is not None]
 
     async def cancel(self, references: Iterable[Reference]) -> list[BulkCancelOutcome]:
-        """Answer for each id, in order; all name the same lane, or none. One that nobody gave may be a generated id
-        without its mark."""
+        """Cancel; return an outcome for each id, in order. All name the same lane, or none.
+
+        An id that no caller gave may be a generated id without its mark.
+        """
         outcomes: list[BulkCancelOutcome] = []
         lane: str | None = None
         bare: dict[int, Reference] = {}
@@ -249,7 +251,7 @@ class Finder:
         return outcomes
 
     async def _in_lane(self, known: list[tuple[int, Cancel]], lane: str) -> list[tuple[int, Cancel]]:
-        """Those whose tasks have the lane, as far as that can be seen: lanes of one partition share its index."""
+        """Return the cancels whose tasks have the lane, as far as visible: lanes of one partition share its index."""
         places = [(Address.unpack(one.partition, one.at), one.idh) for _, one in known]
         fitting: list[tuple[int, Cancel]] = []
         for (i, one), entry in zip(known, await look_at(self._store, places), strict=True):
@@ -262,7 +264,7 @@ class Finder:
         return fitting
 
     async def _recall_cancelled(self, unknown: list[tuple[int, Wanted]], outcomes: list[BulkCancelOutcome]) -> None:
-        """Answer "cancelled" again for the ids cancelled last: the index forgets those at once."""
+        """Answer "cancelled" again for ids cancelled recently: the index forgets those at once."""
         every = any(elsewhere for _, (_, _, elsewhere) in unknown)
         asked = range(len(self._store.keys)) if every else {home for _, (home, _, _) in unknown}
         off_ms = await last_cancelled(self._store, asked) if unknown else {}
@@ -271,7 +273,7 @@ class Finder:
                 outcomes[i] = "cancelled"
 
     async def _died_after(self, idh: bytes, off_ms: int, partitions: Iterable[int]) -> bool:
-        """Whether a later task with the same id has died: then that one is what the id stands for."""
+        """Return whether a later task with the same id has died: then the id refers to that one."""
         every = [self._store.keys.partitions[p] for p in partitions]
         results = await self._store.run([(keys.slot, [("ZSCORE", keys.dead_times, idh)]) for keys in every])
         for result in results:
@@ -304,7 +306,7 @@ class Finder:
         over: list[tuple[int, Cancel]] = []
         for (i, one, answer), raw in zip(missed, known, strict=True):
             if raw is not None and raw != one.at:
-                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was compacted
+                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # retried, or its slice was compacted
             elif isinstance(answer, Address):
                 again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))  # cancelled there, or over
             else:
@@ -314,7 +316,7 @@ class Finder:
         return again
 
     async def _cancel_queued(self, todo: list[tuple[int, Cancel]], outcomes: list[BulkCancelOutcome]) -> None:
-        """Some that have begun are in queues, or run: these can be cancelled, or stopped."""
+        """Cancel or stop those tasks that are in queues or running."""
         places = await find_queued(self._store, [(one.partition, one.idh) for _, one in todo])
         for (i, one), place in zip(todo, places, strict=True):
             if place is not None and (place.address == one.at or not one.indexed):
@@ -326,8 +328,8 @@ class Finder:
     async def move(
         self, reference: Reference, intake: Intake, due_ms: int, now_ms: int, *, expired: bool = False
     ) -> Address:
-        """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
-        is over by then: it is recorded as such there."""
+        """Move a pending task to another place; the old place points to the new one. With `expired`, also move a task
+        that will have expired by then: it is recorded as expired there."""
         backoff, left = ConflictBackoff("cannot be moved: it"), None
         while True:
             located = await self.find(reference)
@@ -338,7 +340,7 @@ class Finder:
                 raise Conflict(f"cannot be moved: the task is {entry.state}")
             if not expired and entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
                 raise InvalidInput(f"cannot be moved: the task expires before that time ({entry.body.expires_ms} ms)")
-            # The original due stays where there is one: a retry keeps its idempotency key.
+            # Keep an existing original due time: a retry keeps its idempotency key.
             body = msgspec.structs.replace(entry.body, due_ms=None)
             place, row = intake.encode(body, reference.idh, address.partition, due_ms, now_ms, indexed=True)
             [expected] = await look_up(self._store, [(address.partition, reference.idh)])
@@ -352,7 +354,7 @@ class Finder:
             )
             if result.status == "ok" and result.address is not None:
                 return result.address
-            # "gone": it was moved, or its slice was compacted, since it was found. The next look finds it elsewhere.
+            # "gone": it was moved, or its slice was compacted, since it was found. The next lookup finds it elsewhere.
             gone = result.status == "gone"
             if (gone and address == left) or not (gone or result.status == "changed"):
                 raise Conflict(f"cannot be moved: {result.status}")
@@ -361,7 +363,7 @@ class Finder:
 
 
 class Unplaced:
-    """Ids that have to be looked up in one partition; 21 bytes each, for there may be a million."""
+    """Ids to look up in one partition; 21 bytes each, because there may be a million."""
 
     def __init__(self) -> None:
         self._numbers = array("I")
@@ -381,7 +383,7 @@ class Unplaced:
 
 
 def _portions(unplaced: dict[int, Unplaced]) -> Iterator[tuple[list[int], list[Wanted]]]:
-    """Whole partitions together: then most of a slice is cancelled at once."""
+    """Group whole partitions: then most of a slice is cancelled at once."""
     numbers: list[int] = []
     wanted: list[Wanted] = []
     for home, some in unplaced.items():

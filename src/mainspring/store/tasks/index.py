@@ -1,4 +1,4 @@
-"""The index of caller-given ids: replacing, looking up, forgetting; with backoff when others change the same task."""
+"""The index of caller-given ids: replace, look up, forget; with backoff when other callers change the same task."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ _MAX_PAUSE_S: Final = 0.1
 
 
 class ConflictBackoff:
-    """Random pauses between attempts, so that callers who change the same task get through one after another."""
+    """Random pauses between attempts, so that callers that change the same task succeed one after another."""
 
     def __init__(self, about: str, wait_s: float = 0.0) -> None:
         self._about = about
@@ -30,7 +30,7 @@ class ConflictBackoff:
         self._pause_s = 0.0
 
     async def wait(self) -> None:
-        """Wait before the next attempt; raise Conflict when the time is over."""
+        """Wait before the next attempt; raise Conflict when the time is up."""
         if time.monotonic() >= self._deadline:
             raise Conflict(f"{self._about} keeps changing; try again")
         await asyncio.sleep(random.uniform(0, self._pause_s))
@@ -50,13 +50,13 @@ IDS_IN_LANES: Final = "ids_in_lanes"
 """Counter of a partition: puts of tasks that have both an id and a lane."""
 
 MOST_AT_ONCE: Final = 2_000
-"""Tasks a call carries at most: Lua cannot spread many more."""
+"""Most tasks in one call: Lua cannot unpack many more."""
 
 
 class Replaced(NamedTuple):
     status: Literal["ok", "changed", "cancelled", "too late", "gone"]
     address: Address | None = None
-    """The new place; with "changed", what the index holds instead (None: nothing)."""
+    """The new place; with "changed", the address in the index instead (None if there is none)."""
     shortfall: NotConfirmed | None = None
     """Applied, but not at the requested durability."""
 
@@ -106,13 +106,13 @@ async def replace(
 
 
 async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:
-    """Addresses the index holds for (partition, idh)."""
+    """Return the addresses in the index for (partition, idh)."""
     raws = await look_up_packed(store, wanted)
     return [Address.unpack(p, raw) if raw is not None else None for (p, _), raw in zip(wanted, raws, strict=True)]
 
 
 async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[bytes | None]:
-    """The same as the index stores them: 14 bytes each."""
+    """Return the 14-byte packed addresses in the index for (partition, idh)."""
     return await fields_of(store, attrgetter("ids"), wanted)
 
 
@@ -127,7 +127,7 @@ async def fields_of(
     asked: list[list[int]] = []
     for p, members in by_partition.items():
         keys = store.keys.partitions[p]
-        # A call of many thousands would hold up everybody else.
+        # A call of many thousands would block the server for all other callers.
         for first in range(0, len(members), MOST_AT_ONCE):
             some = members[first : first + MOST_AT_ONCE]
             groups.append((keys.slot, [("HMGET", hash_of(keys), *[wanted[i][1] for i in some])]))
@@ -142,7 +142,8 @@ async def fields_of(
 
 
 async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, count: int = 256) -> tuple[int, int]:
-    """Look at some ids and forget those finished longer ago than the window. The next cursor, and how many went."""
+    """Check some ids and forget those finished longer ago than the window; return the next cursor and the number
+    forgotten."""
     before_ms = store.clock.now_ms() - window_ms
     keys = store.keys.partitions[partition]
     [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", count)])

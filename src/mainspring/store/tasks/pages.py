@@ -9,7 +9,18 @@ import msgspec
 
 from ...model.errors import StoreError
 from ...model.task import ListedState, TaskFilter
-from ..codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode_head, header, is_cut, is_tomb, same_entry, whole_bytes
+from ..codec import (
+    HEADER_BYTES,
+    INDEXED,
+    RESENT,
+    TOMBSTONE,
+    decode_head,
+    header,
+    is_cut,
+    is_tombstone,
+    same_entry,
+    whole_bytes,
+)
 from ..keys import HOLDS_FROM_S, HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, r_of
 from ..owner.read import slices_in
 from ..redis.connection import RedisCommand
@@ -17,11 +28,11 @@ from ..redis.sender import Group, Replies
 from ..store import Store
 
 Place = tuple[int, int, int, int, int]
-"""Where a task stands in the order of pages: when it fires (0 of one in a hold slice: those come first), partition,
-width (of a hold slice, its start), index; and the incarnation of the slice, for in another an index says nothing."""
+"""Sort key of a task in pages: when it fires (0 in a hold slice: those come first), partition, width (of a hold slice,
+its start), index; and the slice's incarnation, because in another one the index means nothing."""
 
 Sliced = tuple[int, Slice, float]
-"""A slice: its partition and its score, which tells its incarnation."""
+"""A slice: its partition, place and score; the score tells its incarnation."""
 
 
 INDEX_MASK: Final = 0xFFFFFFFF
@@ -37,10 +48,10 @@ class Row(NamedTuple):
 
 
 class Scan:
-    """The first entries of one slice that are wanted, gathered chunk by chunk.
+    """The first wanted entries of one slice, gathered chunk by chunk.
 
-    A row's key is `fires_ms << 32 | index`: within a slice, keys are in the order of pages. Only of those that stay to
-    the end a `Row` is made.
+    A row's key is `fires_ms << 32 | index`: within a slice, keys are in page order. A `Row` is made only of the entries
+    that remain in the end.
     """
 
     def __init__(
@@ -51,7 +62,7 @@ class Scan:
         wanted: int = _END,
         watched: frozenset[bytes] = frozenset(),
     ) -> None:
-        """Keys from the first of `keys` up to the other are looked for. `watched` are tasks that were sent again."""
+        """Look for keys from `keys[0]` up to `keys[1]`. `watched` are tasks that were sent again."""
         self._at, self._where, self._wanted = at, where, wanted
         self._low, self._high = self._keys = keys
         self._watched = watched
@@ -62,26 +73,26 @@ class Scan:
         self.seen = 0
         """Number of tasks in the requested state."""
         self.resent: set[bytes] = set()
-        """Tasks that were sent again and are not watched. Which copy is the first is known on a second scan only: one
-        that came before may carry no flag."""
+        """Tasks that were sent again and are not watched. The first copy is known only in a second scan, because an
+        earlier copy may carry no flag."""
 
     def watching(self) -> "Scan":
-        """For a second scan from the start on, which tells copies apart."""
+        """Return a scan for a second pass from the start, which can tell copies apart."""
         return Scan(self._at, self._where, self._keys, self._wanted, self._watched | self.resent)
 
     def take(self, first: int, entries: list[bytes], bits: list[bytes | None]) -> None:
-        """`entries` begin with index `first`, the bitmaps (fired, done, cancelled) with the byte of its bit."""
+        """Take rows from index `first` on; the bitmaps (fired, done, cancelled) start with the byte of its bit."""
         place, where = self._at[1], self._where
         start_ms, width_ms = place.from_ms, place.width_ms
         chosen, by_content = _in_state(bits, where.state, first & 7, len(entries)), where.by_content
         for at, row in enumerate(entries):
             if len(row) < HEADER_BYTES or ((self._watched or row[4] & RESENT) and self._is_repeat(row, first + at)):
                 continue
-            if not chosen[at >> 3] >> (at & 7) & 1 or (row[4] & TOMB and is_tomb(row)):
+            if not chosen[at >> 3] >> (at & 7) & 1 or (row[4] & TOMBSTONE and is_tombstone(row)):
                 continue
             self.seen += 1
             offset = int.from_bytes(row[:4], "big")
-            # One that was overdue when it was put, or is damaged, fires with its slice.
+            # An entry that is damaged, or was overdue when it was put, fires with its slice.
             key = start_ms + (offset if offset < width_ms else 0) << 32 | first + at
             if self._low <= key < self._high and (not by_content or fits(where, row)):
                 self._kept[key] = row
@@ -90,7 +101,7 @@ class Scan:
             self._kept, self._high = {key: self._kept[key] for key in kept}, kept[-1]
 
     def _is_repeat(self, row: bytes, index: int) -> bool:
-        # Retries and moved tasks carry the index flag: they are not copies, though they share the id.
+        # Retries and moved tasks carry the index flag: they share the id but are not copies.
         idh = row[5:HEADER_BYTES]
         if row[4] & INDEXED:
             return False
@@ -117,7 +128,7 @@ class Scan:
 def rows_of(
     at: Sliced, entries: list[bytes], bits: list[bytes | None], state: ListedState, *, first: int = 0
 ) -> list[Row]:
-    """Tasks of a chunk in one state, without repeated copies."""
+    """Return the tasks of a chunk in one state, without repeated copies."""
     scan = Scan(at, TaskFilter(state=state))
     scan.take(first, entries, bits)
     if scan.resent:
@@ -137,8 +148,8 @@ def fits(where: TaskFilter, row: bytes) -> bool:
 
 
 def _in_state(bits: list[bytes | None], state: ListedState, skip: int, count: int) -> bytes:
-    """Bit i % 8 of byte i // 8, counted from the lowest, says whether entry i is in that state. The bitmaps have `skip`
-    bits before those of the first entry."""
+    """Return a bitmap (bit i % 8 of byte i // 8, lowest first) of the entries in that state. The input bitmaps have
+    `skip` bits before the first entry."""
     fired, *over = bits
     size = count + 7 >> 3
     every = (1 << 8 * size) - 1
@@ -150,10 +161,10 @@ _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 def any_of(bitmaps: list[bytes | None]) -> int:
-    """The union of bitmaps as one number: bit i of it is bit i of the maps."""
+    """Return the union of bitmaps as one number: its bit i is bit i of the maps."""
     union = 0
     for bits in bitmaps:
-        # Redis numbers bits from the top of each byte; reversed and read little-endian they count up.
+        # Redis numbers bits from the top of each byte; reversed and read as little-endian they count up.
         union |= int.from_bytes((bits or b"").translate(_REVERSED), "little")
     return union
 
@@ -166,17 +177,17 @@ def any_of(bitmaps: list[bytes | None]) -> int:
 
 CHUNK_ROWS: Final = 1_024
 AT_ONCE_ROWS: Final = 16 * CHUNK_ROWS
-"""Rows that one round trip may return from slices that hold more than expected."""
+"""Most rows returned in one round trip from slices that hold more than expected."""
 AT_ONCE_BYTES: Final = 8 << 20
-"""Bytes of entries that the server goes through in one round trip, or one entry of each slice: it answers nobody else
+"""Bytes of entries that the server reads in one round trip, or one entry of each slice: it serves no other client
 meanwhile."""
 PAGE_BYTES: Final = 4 << 20
-"""A page ends before the entry with which it would hold more."""
+"""Most bytes of entries in a page; it ends before the entry that would exceed them."""
 _LEAST_ROWS: Final = 64
 
 
 class Look(NamedTuple):
-    """The search: matching tasks due in [from, to), after a cursor, up to a limit."""
+    """A search: matching tasks due in [from, to), after a cursor, up to a limit."""
 
     where: TaskFilter
     span: tuple[int, int]
@@ -184,12 +195,12 @@ class Look(NamedTuple):
     wanted: int
 
     def keys_in(self, at: Sliced) -> tuple[int, int]:
-        """The same as keys of one slice: from the first up to the other."""
+        """Return the search range as keys of one slice, end exclusive."""
         fires_ms, partition, width_ms, index, r = self.after
         mine = (at[0], at[1].width_ms)
         if mine == (partition, width_ms):
-            # If its slice was compacted since the last page, tasks of this millisecond are shown again: better
-            # twice than never.
+            # If the slice was compacted since the last page, show tasks of this millisecond again: twice is better than
+            # never.
             low = (fires_ms << 32) + (min(index, INDEX_MASK) + 1 if r == r_of(at[2]) else 0)
         else:
             low = fires_ms + (mine < (partition, width_ms)) << 32
@@ -205,7 +216,7 @@ class _Reading:
         self.scan = Scan(at, look.where, look.keys_in(at), look.wanted)
 
     def take(self, entries: list[bytes], bits: list[bytes | None], length: int) -> bool:
-        """True when there is more to read: the slice had `length` entries."""
+        """Take a chunk; return True if there is more to read. The slice had `length` entries."""
         self.scan.take(self.next, entries, bits)
         only = self.next == 0
         self.next += len(entries)
@@ -220,8 +231,8 @@ class _Reading:
 
 
 async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice: float) -> tuple[list[Row], int]:
-    """The first rows in no order, and how many were in their state. One round trip where no slice holds far more than
-    `rows_a_slice`."""
+    """Return the first rows, unordered, and the number in the wanted state. One round trip unless a slice holds far
+    more than `rows_a_slice`."""
     rows: list[Row] = []
     seen = taken = 0
     waiting = [_Reading(one, look) for one in slices]
@@ -231,7 +242,7 @@ async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice:
         read = await _read_batch(store, batch, chunk, content=look.where.by_content)
         for reading, ((length, *entries), *bits, score) in zip(batch, read, strict=True):
             if score is None:
-                continue  # it is gone, and all that stood there is over
+                continue  # the slice is gone, and all its tasks are over
             if float(score) != reading.at[2]:
                 unfinished.append(_Reading((*reading.at[:2], float(score)), look))
             elif reading.take(entries, bits, length):
@@ -250,18 +261,18 @@ async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice:
 
 
 def _roughly_first(wanted: int, rows: list[Row]) -> list[Row]:
-    """Enough of the first; few more are left in, because sorting them out at each slice costs more."""
+    """Keep at least the first `wanted` rows; a few more may stay, because sorting after each slice costs more."""
     return nsmallest(wanted, rows, key=lambda row: row.place) if len(rows) > 4 * wanted else rows
 
 
 def _first_chunk(slices: int, rows_a_slice: float) -> int:
-    """Enough for slices of the ordinary kind; whole bytes of the bitmaps."""
+    """Return a chunk size that covers ordinary slices: whole bytes of the bitmaps."""
     ordinary = max(_LEAST_ROWS, AT_ONCE_ROWS // max(1, slices), int(2 * rows_a_slice))
     return min(CHUNK_ROWS, ordinary) // 8 * 8
 
 
 async def _read_batch(store: Store, batch: list[_Reading], chunk: int, *, content: bool) -> list[Replies]:
-    """The length of each slice with its next entries, their bits, and its score."""
+    """Return for each slice its length, next entries, their bits, and its score."""
     most = AT_ONCE_BYTES // len(batch)
     groups = [heads(store, one.at[0], one.at[1], one.next, chunk, most, content=content) for one in batch]
     replies = []
@@ -275,18 +286,18 @@ async def _read_batch(store: Store, batch: list[_Reading], chunk: int, *, conten
 def heads(
     store: Store, partition: int, place: Slice, first: int, rows: int, most_bytes: int, *, content: bool
 ) -> Group:
-    """Reads entries of a slice without large payloads, their bits, and its score. With `content` they keep target and
-    lane."""
+    """Return commands that read entries of a slice without large payloads, their bits, and its score. With `content`
+    the entries keep target and lane."""
     keys = store.keys.partitions[partition]
     s, *maps = keys.slice_keys(place.name)
     entries = store.scripts.call("heads", [s], [first, rows, most_bytes, int(content)])
     bits: list[RedisCommand] = [("GETRANGE", key, first // 8, (first + rows - 1) // 8) for key in maps]
-    # The score last: if it is still the one that was listed, so it was when the entries were read.
+    # The score comes last: if it is still the listed one, it was so when the entries were read.
     return keys.slot, [entries, *bits, ("ZSCORE", keys.slices, place.name)]
 
 
 def bounded(rows: list[Row]) -> list[Row]:
-    """The first rows that are together not larger than a page may be, but one at least."""
+    """Return the first rows that fit in a page together, at least one."""
     total = 0
     for number, row in enumerate(rows):
         total += whole_bytes(row.row)
@@ -296,8 +307,8 @@ def bounded(rows: list[Row]) -> list[Row]:
 
 
 async def completed(store: Store, rows: list[Row]) -> list[Row] | None:
-    """The rows with their payloads, without those that were cancelled or done since; None where a slice was compacted
-    since, so that its entries have moved."""
+    """Return the rows with their payloads, without those cancelled or done since; None if a slice was compacted since,
+    which moved its entries."""
     cut = [row for row in rows if is_cut(row.row)]
     groups: list[Group] = []
     for row in cut:
@@ -312,7 +323,9 @@ async def completed(store: Store, rows: list[Row]) -> list[Row] | None:
         entry, score = result
         if score is not None and r_of(float(score)) != row.place[4]:
             return None
-        there = score is not None and entry is not None and not is_tomb(entry) and same_entry(entry, header(row.row))
+        there = (
+            score is not None and entry is not None and not is_tombstone(entry) and same_entry(entry, header(row.row))
+        )
         whole[row.place] = entry if there else None
     every = [(row, whole.get(row.place, row.row)) for row in rows]
     return [row._replace(row=entry) for row, entry in every if entry is not None]
@@ -325,7 +338,7 @@ async def completed(store: Store, rows: list[Row]) -> list[Row] | None:
 
 COUNTERS: Final = ("accepted", "queued", "done", "cancelled", "replaced", "dead")
 _GROWTH: Final = 8
-"""Factor by which the number of slices read at once may grow when they held less than expected."""
+"""Factor by which the number of slices read at once may grow if they held less than expected."""
 
 
 class EarliestSlices(NamedTuple):
@@ -335,18 +348,18 @@ class EarliestSlices(NamedTuple):
     until_ms: int | None
     rows_a_slice: float
     held: bool
-    """Whether there are hold slices: of tasks that were due before and may not go out yet."""
+    """True if there are hold slices: they hold tasks that are due but may not leave yet."""
 
 
 class PagePart(NamedTuple):
-    """Rows in page order, and the cursor if not all could be searched."""
+    """Rows in page order, and a cursor if the search stopped early."""
 
     rows: list[Row]
     next: Place | None
 
 
 class _Ripening:
-    """The rows of all slices that were read; ripe are those that nothing unread can come before."""
+    """Rows of all slices read so far; a row is ripe if no unread row can precede it."""
 
     def __init__(self, store: Store, look: Look) -> None:
         self._store, self._look = store, look
@@ -360,7 +373,7 @@ class _Ripening:
         return [one for one in slices if one[:2] not in self._read]
 
     async def read(self, slices: list[Sliced], rows_a_slice: float, end_ms: int) -> None:
-        """`slices` are all that were not read and start before `end_ms`."""
+        """Read `slices`: all unread ones that start before `end_ms`."""
         self._read.update(one[:2] for one in slices)
         found, seen = await earliest(self._store, slices, self._look, rows_a_slice)
         self.seen += seen
@@ -370,8 +383,8 @@ class _Ripening:
         self.ripe = [row for row in self._rows if row.fires_ms < end_ms]
 
     def learned(self, rows_a_slice: float) -> float:
-        """How much to expect of a slice, after what those so far held: less than the average of all, mostly because
-        slices of an hour hold more. With a filter they are not known to hold less."""
+        """Return the expected rows per slice, from those read so far: fewer than the overall average, mostly because
+        hour slices hold more. With a filter, assume no fewer."""
         if self._look.where.by_content or not self._narrow:
             return rows_a_slice
         return min(rows_a_slice, max(self._narrow_rows / self._narrow, rows_a_slice / _GROWTH))
@@ -380,8 +393,8 @@ class _Ripening:
 async def in_due_order(
     store: Store, listing: EarliestSlices, span: tuple[int, int], look: Look, searched_at_most: int
 ) -> PagePart:
-    """The first rows from `span` on. With a filter on content the search ends when, after the slices that it had to
-    begin with, it went through `searched_at_most` entries."""
+    """Return the first rows from `span` on. With a filter on content, stop after `searched_at_most` entries beyond the
+    slices that had to be read first."""
     start_ms, to_ms = span
     rows, slices_wanted, rate = _Ripening(store, look), look.wanted + 15, listing.rows_a_slice
     begun_with: int | None = None
@@ -389,7 +402,7 @@ async def in_due_order(
         fresh = listing._replace(slices=rows.unread(listing.slices), rows_a_slice=rate)
         chosen, until_ms = _choose(fresh, start_ms, look.wanted - len(rows.ripe))
         if until_ms is not None and until_ms <= start_ms:
-            slices_wanted *= 8  # so many slices start in this one second that they did not fit
+            slices_wanted *= 8  # more slices start in this second than fit
             listing = await list_slices(store, start_ms, to_ms, slices_wanted)
             continue
         end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
@@ -409,12 +422,12 @@ def _exactly_first(wanted: int, rows: list[Row]) -> list[Row]:
 
 
 def start_of(due_ms: int) -> Place:
-    """Before all tasks that fire from then on."""
+    """Return the place before all tasks that fire from then on."""
     return due_ms, -1, -1, -1, -1
 
 
 async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> EarliestSlices:
-    """One round trip: the slices from a time on, and how full they are on average."""
+    """List the slices from a time on, and how full they are on average, in one round trip."""
     high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     # Of the slices that began in an earlier second, only the hour slice can reach this far.
     hour = Slice.at(start_ms, HOUR_MS)
@@ -455,7 +468,8 @@ def still_open(counters: list[bytes | None]) -> int:
 
 
 def _choose(listing: EarliestSlices, start_ms: int, rows_needed: int) -> tuple[list[Sliced], int | None]:
-    """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
+    """Choose whole seconds until they are likely to hold enough rows; return them, and the time up to which they are
+    complete."""
     slices, until_ms, rows_a_slice, _ = listing
     if until_ms is not None:
         slices = [one for one in slices if one[1].start_ms < until_ms]
@@ -471,7 +485,7 @@ def _choose(listing: EarliestSlices, start_ms: int, rows_needed: int) -> tuple[l
             return [one for one in slices if one[1].start_ms < second_ms], second_ms
         last_ms = second_ms
         share = rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
-        if place.width_ms > SECOND_MS:  # its rows may all lie behind the second that is reached
+        if place.width_ms > SECOND_MS:  # its rows may all be due after the second reached
             of_hours, hours_end_ms = of_hours + share, place.end_ms
         else:
             expected += share
@@ -484,15 +498,15 @@ def _choose(listing: EarliestSlices, start_ms: int, rows_needed: int) -> tuple[l
 # and a count over a part of the past estimates when there are very many.
 
 AT_ONCE: Final = 4_096
-"""Entries that one round trip may bring, or a little more."""
+"""Entries per round trip, approximately."""
 
 COUNTED_AT_MOST: Final = 20_000
-"""Entries that a count looks at one by one; of more it takes samples."""
+"""Entries that a count reads one by one; beyond that it samples."""
 
 _SAMPLES: Final = 8
 _SAMPLE: Final = 64
 _SLICES: Final = 256
-"""Hold slices of which a count asks at one time."""
+"""Hold slices read at once by a count."""
 
 
 class Held(NamedTuple):
@@ -506,7 +520,7 @@ class Held(NamedTuple):
 async def held_rows(
     store: Store, after: Place | None, span: tuple[int, int], where: TaskFilter, wanted: int, budget: int
 ) -> Held:
-    """Up to `wanted` tasks due in [from, to) that fit, behind a place; it stops when `budget` were looked through."""
+    """Return up to `wanted` matching tasks due in [from, to) after a place; stop when `budget` entries were read."""
     rows: list[Row] = []
     searched, at = 0, after or _START
     while True:
@@ -527,7 +541,7 @@ async def held_rows(
                 return Held(rows, searched, rows[-1].place)
             rows += fitting
             if first + len(entries) < length:
-                break  # the rest of this slice comes before the slices behind it
+                break  # the rest of this slice precedes the next slices
             at = (0, one[0], one[1].start_ms, _LAST_INDEX, r_of(one[2]))
         if searched >= budget:
             return Held(rows, searched, at)
@@ -544,12 +558,12 @@ def _goes_on(one: Sliced, at: Place) -> bool:
 
 
 def _chunk(wanted: int) -> int:
-    """How many entries of a slice are read at once: whole bytes of its bitmaps."""
+    """Return how many entries of a slice to read at once: whole bytes of its bitmaps."""
     return min(1_024, max(64, -(-wanted // 8) * 8))
 
 
 async def _slices_from(store: Store, at: Place, most: int) -> list[Sliced]:
-    """Hold slices from a place on, by partition and start."""
+    """Return hold slices from a place on, by partition and start."""
     _, partition, start_ms, index, _ = at
     groups: list[Group] = []
     wanted = [keys for keys in store.keys.partitions if keys.number >= partition]
@@ -572,8 +586,8 @@ def _list_from(keys: PartitionKeys, low: int, most: int) -> RedisCommand:
 async def _read_held(
     store: Store, slices: list[Sliced], at: Place, chunk: int, where: TaskFilter
 ) -> list[tuple[Sliced, int, int, list[bytes], list[bytes | None], bytes | None]]:
-    """A chunk of each: its index, the length of the slice, entries, their bits and its score. The first slice goes on
-    behind `at`."""
+    """Read a chunk of each slice: its index, the slice's length, entries, bits and score. The first slice continues
+    after `at`."""
     groups: list[Group] = []
     firsts = []
     for one in slices:
@@ -593,7 +607,7 @@ async def _read_held(
 
 
 async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, bool]:
-    """Pending tasks of hold slices that were due in a range, and whether that is exact."""
+    """Count pending tasks of hold slices that were due in a range; return the count and whether it is exact."""
     total, exact, budget = 0.0, True, COUNTED_AT_MOST
     at = _START
     while slices := await _slices_from(store, at, _SLICES):
@@ -601,7 +615,7 @@ async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, boo
         sampled: list[tuple[Sliced, int]] = []
         for one, length, pending in await _pending(store, slices):
             if from_ms <= one[1].from_ms and to_ms > store.clock.now_ms():
-                total += pending  # whatever is held was due before now
+                total += pending  # every held task was due before now
             elif pending and length <= budget:
                 budget -= length
                 whole.append(one)
@@ -617,7 +631,7 @@ async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, boo
 
 
 async def _estimate(store: Store, at: Sliced, length: int, from_ms: int, to_ms: int) -> float:
-    """Tasks of a slice that are to be expected pending and due in the range, after samples."""
+    """Estimate from samples how many tasks of a slice are pending and due in the range."""
     step = max(_SAMPLE, length // _SAMPLES // 8 * 8)
     firsts = range(0, length, step)
     groups = [heads(store, *at[:2], first, _SAMPLE, AT_ONCE_BYTES // len(firsts), content=False) for first in firsts]

@@ -1,4 +1,4 @@
-"""Putting tasks without ids: plain commands in one transaction a partition. See docs/internals/protocol.md#put."""
+"""Put tasks without ids: plain commands, one transaction per partition. See docs/internals/protocol.md#put."""
 
 import asyncio
 import random
@@ -15,10 +15,10 @@ from ..redis.sender import Group
 from ..store import Store
 
 CROWDED: Final = 50_000
-"""A slice past this many entries is left alone; what follows goes into finer ones."""
+"""A slice past this many entries gets no more; further tasks go into finer ones."""
 
 WAKE_MS: Final = 1_500
-"""Tasks due sooner than this wake the owner; its polling finds the others in good time."""
+"""Tasks due sooner than this wake the owner; its polling finds later ones in time."""
 
 
 SMALL_BATCH: Final = 1_024
@@ -26,13 +26,13 @@ _EXEC: Final[RedisCommand] = ("EXEC",)
 
 
 class Widths:
-    """Which width to use: by distance, and finer where a slice was seen to be crowded."""
+    """Chooses slice widths: by distance, and finer where a slice turned out to be crowded."""
 
     def __init__(self) -> None:
         self._crowded: set[tuple[int, Slice]] = set()
 
     def place(self, partition: int, due_ms: int, now_ms: int) -> Slice:
-        # An hour slice is read whole when its hour comes: it must not be written to once that hour has begun.
+        # The owner reads an hour slice whole when its hour comes: nothing may be written to it after that.
         width = HOUR_MS if due_ms - now_ms >= HOUR_MS else SECOND_MS
         place = Slice(width, due_ms - due_ms % width)
         if self._crowded:
@@ -49,7 +49,7 @@ class Widths:
 
 
 class PutRows:
-    """Entries on their way, grouped by partition and slice, in the order they came."""
+    """Entries to write, grouped by partition and slice, in order of arrival."""
 
     def __init__(self) -> None:
         self.groups: dict[int, dict[Slice, list[bytes]]] = {}
@@ -59,7 +59,7 @@ class PutRows:
         return self.groups.setdefault(partition, {}).setdefault(place, [])
 
     def add(self, partition: int, place: Slice, row: bytes) -> int:
-        """Keep the row; return its place among those of its slice."""
+        """Add a row; return its position among those of its slice."""
         rows = self.list_for(partition, place)
         rows.append(row)
         self.size += 1
@@ -81,13 +81,13 @@ async def put_rows(
     durability: Durability = SERVER,
     short: set[int] | None = None,
 ) -> None:
-    """Write all rows; `places` says of which it is known, also when it fails. A partition whose reply was lost is sent
-    again, marked RESENT; once, or for `wait_s`. `short` gets the partitions that have their rows, but not confirmed."""
+    """Write all rows; `places` gets the known places, also if the call fails. A partition whose reply was lost is sent
+    again, marked RESENT: once, or for `wait_s`. `short` gets partitions whose rows are stored but not confirmed."""
     todo, resent = list(rows.groups), False
     deadline = time.monotonic() + wait_s
     pause_s = 0.0
     while True:
-        # A small batch is one transaction on a server that takes all slots: few calls matter more than short ones.
+        # If one server has all slots, send a small batch as one transaction: fewer calls matter more than shorter ones.
         together = not store.servers.cluster and rows.size <= SMALL_BATCH
         transactions = [todo] if together else [[p] for p in todo]
         groups = [_transaction(store, rows, members, now_ms, resent=resent) for members in transactions]
@@ -116,7 +116,7 @@ async def put_rows(
 
 
 def fresh_score(place: Slice) -> str:
-    """A score for a slice that may not exist yet; the first one to arrive becomes its incarnation."""
+    """Return a score for a slice that may not exist yet; the first score to arrive becomes its incarnation."""
     return repr(score_of(place.start_ms, random.getrandbits(20)))
 
 
@@ -129,13 +129,13 @@ def _transaction(store: Store, rows: PutRows, members: list[int], now_ms: int, *
         commands += commands_for(keys, slices, resent=resent)
         if any(_comes_before(now_ms + WAKE_MS, place, some) for place, some in slices.items()):
             wakes.append(("SPUBLISH", keys.wake, "1"))
-    # Not within the transaction: Valkey looks for keys that have left a moving slot only where nothing is published,
-    # and would make them anew on the server that they have left.
+    # Not within the transaction: with a publish in it, Valkey does not check for keys that have left a moving slot, and
+    # would create them again on the server that they have left.
     return store.keys.partitions[members[0]].slot, [*commands, _EXEC, *wakes]
 
 
 def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resent: bool = False) -> list[RedisCommand]:
-    """Commands of a put within its transaction; see docs/internals/protocol.md#put."""
+    """Return the commands of a put within its transaction; see docs/internals/protocol.md#put."""
     scores: list[Any] = []
     names = []
     pushes: list[RedisCommand] = []
@@ -166,7 +166,7 @@ def _resent(row: bytes) -> bytes:
 def _learn(
     partition: int, slices: dict[Slice, list[bytes]], replies: Iterator[Any], widths: Widths, places: Places
 ) -> None:
-    """Take this partition's replies off the transaction's: ZADD, scores, lengths, counter."""
+    """Read this partition's replies in the transaction: ZADD, scores, lengths, counter."""
     scores = next(reply for reply in replies if isinstance(reply, list))
     for (place, entries), score in zip(slices.items(), scores, strict=True):
         length = next(replies)
@@ -175,7 +175,7 @@ def _learn(
 
 
 class AddressTexts:
-    """The addresses of rows that were put, as ids carry them. Those of one slice differ in their end only."""
+    """The addresses of stored rows as they appear in ids. Within a slice they differ only at their end."""
 
     def __init__(self, places: Places) -> None:
         self._begun: dict[tuple[int, Slice], tuple[str, int]] = {

@@ -1,4 +1,4 @@
-"""Puts with caller-given ids: the entries and the index change in one step. See docs/internals/protocol.md#put."""
+"""Put tasks with caller-given ids: entries and index change in one step. See docs/internals/protocol.md#put."""
 
 import asyncio
 import time
@@ -21,13 +21,13 @@ from .put import CROWDED, WAKE_MS, Widths, fresh_score
 from .query import Found, look_at
 
 MANY: Final = 32
-"""From so many entries on a transaction costs less than handing all of them to a script."""
+"""Number of entries from which a transaction costs less than passing all of them to a script."""
 
 SHARES_AT_ONCE: Final = 32
-"""Partitions of one such script at most: the server does nothing else meanwhile."""
+"""Most partitions of one such script: the server does nothing else meanwhile."""
 
 RowsBySlice = dict[Slice, list[int]]
-"""The numbers of rows by slice: that is the order in which they are sent."""
+"""Row numbers by slice, in the order in which they are sent."""
 
 
 class _Share:
@@ -52,10 +52,10 @@ async def put_ids(
     durability: Durability = SERVER,
     short: dict[int, NotConfirmed] | None = None,
 ) -> dict[int, dict[int, Address] | StoreError]:
-    """Put rows unless their id is known: returns, per partition, row numbers and addresses of the known ones.
+    """Put rows unless their id is known; return, per partition, row numbers and addresses of the known ones.
 
-    The ids of a partition must be distinct within one call. `short` gets the partitions that have their rows, but not
-    as safe as was asked for.
+    The ids of a partition must be distinct within one call. `short` gets the partitions whose rows are stored, but not
+    at the requested durability.
     """
     shares: list[_Share] = []
     for p, rows in by_partition.items():
@@ -83,7 +83,7 @@ async def put_ids(
 
 
 def _calls(shares: list[_Share], *, together: bool) -> list[list[_Share]]:
-    """Those with few rows share calls where one server takes all slots: such a call costs more than its rows."""
+    """Let small shares use one call if one server has all slots: a call of its own costs more than its rows."""
     if not together:
         return [[share] for share in shares]
     few = [share for share in shares if len(share.rows) < MANY]
@@ -102,19 +102,19 @@ def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability
             commands.append(("HINCRBY", share.keys.n, IDS_IN_LANES, in_lanes))
     commands += [("SPUBLISH", wake, "1") for wake in wakes]
     if durability.confirm is not None:
-        # Where every id was known nothing was written, and WAIT would confirm nothing at once.
+        # If every id was known, nothing was written, and WAIT would confirm nothing at once.
         commands.append(("HINCRBY", call[0].keys.n, "accepted", 0))
     return call[0].keys.slot, commands
 
 
 def _few(store: Store, call: list[_Share]) -> RedisCommand:
-    """One script that gets everything."""
+    """Return one script call with all rows."""
     args: list[Any] = [len(call)]
     names: list[str] = []
     for share in call:
         keys, rows = share.keys, share.rows
         names += (keys.n, keys.slices, keys.ids)
-        if len(rows) == 1:  # most are such where single puts of many callers travel together
+        if len(rows) == 1:  # usual when single puts of many callers share a call
             place = rows[0].slice
             name = place.name
             names.append(keys.entries(name))
@@ -130,11 +130,11 @@ def _few(store: Store, call: list[_Share]) -> RedisCommand:
 
 
 _EXEC: Final = 3
-"""Where the reply of EXEC stands, not counting the pushes: behind MULTI, ZADD and the script."""
+"""Position of EXEC's reply, not counting pushes: after MULTI, ZADD and the script."""
 
 
 def _many(store: Store, share: _Share) -> list[RedisCommand]:
-    """Plain appends, and a script that gets the ids alone."""
+    """Return plain appends, and a script call that carries only the ids."""
     keys, rows = share.keys, share.rows
     scores: list[Any] = []
     pushes: list[RedisCommand] = []
@@ -217,11 +217,11 @@ class NamedPuts:
         *,
         wait_s: float = 0.0,
     ) -> None:
-        """Fill in one handle per item; when it fails, there are those of all that are stored.
+        """Fill in one handle per item; on failure, the handles of all stored tasks.
 
-        After the first unconfirmed write no other is waited for: the rest is stored, and reported as unconfirmed.
+        After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
-        # Two tasks with one id in the same call come one after the other, as in two calls.
+        # Tasks with the same id in one call are put one after another, as in separate calls.
         first, *later = _rounds(items)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
@@ -247,7 +247,7 @@ class NamedPuts:
         level: Durability,
         window: RetryWindow,
     ) -> list[tuple[int, Address]]:
-        """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
+        """Put new tasks; return the known ones. Repeating after a lost reply is safe: it finds its own ids."""
         known: list[tuple[int, Address]] = []
         while todo:
             by_partition: dict[int, list[int]] = {}
@@ -276,7 +276,7 @@ class NamedPuts:
         return known
 
     async def _look(self, wanted: list[tuple[Address, bytes]], window: RetryWindow) -> list[Found]:
-        """All at once: a bulk put that is repeated finds every one of its ids known."""
+        """Look at all at once: a repeated bulk put finds every one of its ids known."""
         while True:
             try:
                 return await look_at(self._store, wanted) if wanted else []
@@ -311,7 +311,7 @@ class NamedPuts:
             await backoff.wait()
 
     async def _kept(self, item: Named, at: Address, level: Durability, window: RetryWindow) -> Handle:
-        """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
+        """Return the handle of a task that another caller put meanwhile, whatever state it is in by now."""
         [entry] = await self._look([(at, item.row.idh)], window)
         _check_lane(item, entry)
         while entry.moved_to is not None:
@@ -331,7 +331,7 @@ class NamedPuts:
         level: Durability,
         window: RetryWindow,
     ) -> Handle | Replaced:
-        """One attempt: the handle, or why there is none yet."""
+        """Make one attempt; return the handle, or why there is none yet."""
         former: Found | None = None
         if current is not None:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
@@ -356,7 +356,7 @@ class NamedPuts:
         return handle if former is None or old is None else handle._instead_of(_former(item.id, old, former))
 
     async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
-        """What was handed off to workers is done for its slice, and over only when it has ended."""
+        """Correct the state of a handed-off task: its slice calls it done, but it may still be queued or running."""
         [place] = await find_queued(self._store, [(item.partition, item.row.idh)])
         return entry._replace(state="queued") if place is not None and place.address == current.pack() else entry
 
@@ -376,9 +376,9 @@ class NamedPuts:
     def _keep(
         self, item: Named, at: Address, entry: Found, on_conflict: OnConflict, now_ms: int, level: Durability
     ) -> Handle | None:
-        """The handle of the task that stays, or None when the new one takes its place."""
+        """Return the handle of the task that stays, or None if the new one replaces it."""
         if entry.state in ("cancelled", "replaced"):
-            return None  # since the index was read: what it holds now is compared when the new one is put
+            return None  # cancelled since the index was read: the put compares with the current index
         over = entry.state not in ("pending", "fired", "queued")
         if over and at.slice.end_ms + self._store.shared.dedupe_window_ms < now_ms:
             return None  # its mark has expired
@@ -399,7 +399,7 @@ class NamedPuts:
 def _check_lane(item: Named, entry: Found) -> None:
     """Refuse the id of a task in another lane: lanes of one partition share its index, which keeps an id once."""
     if entry.body is None or entry.state in ("cancelled", "replaced"):
-        return  # what is over and gone does not say its lane any more
+        return  # the lane of a task that is over and gone is unknown
     lane = decode(item.row.row).lane
     if entry.body.lane != lane:
         raise _taken(item.id, lane, entry.body.lane)
@@ -431,13 +431,13 @@ def _kept_handle(task_id: str, at: Address, entry: Found, level: Durability) -> 
 
 
 def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
-    """What was replaced. Without its payload: a bulk put may keep as many of these as it has tasks."""
+    """Return the replaced task without its payload: a bulk put may keep one of these for each of its tasks."""
     target, lane = (None, None) if entry.body is None else (entry.body.target, entry.body.lane)
     return TaskInfo(task_id, entry.state, _due_ms(at, entry), target, lane=lane)
 
 
 def _rounds(items: list[Named]) -> list[list[int]]:
-    """The first of each id, then the second of each, and so on."""
+    """Return rounds of item numbers: the first of each id, then the second of each, and so on."""
     if len({item.row.idh for item in items}) == len(items):
         return [list(range(len(items)))]
     rounds: list[list[int]] = []
@@ -451,7 +451,7 @@ def _rounds(items: list[Named]) -> list[list[int]]:
 
 
 def _keep_first(items: list[Named], handles: list[Handle | None], first: list[int], later: list[list[int]]) -> None:
-    """Keep the first of several tasks with one id: the others change nothing, which needs no call to the server."""
+    """Keep the first of several tasks with one id: the others change nothing, and need no call to the server."""
     kept = {(items[i].partition, items[i].row.idh): i for i in first} if later else {}
     for i in chain.from_iterable(later):
         before = kept[items[i].partition, items[i].row.idh]

@@ -1,4 +1,4 @@
-"""Looking at tasks: one by address, a page in due order, a page of what is queued, a count by time."""
+"""Read tasks: one by address, a page in due order, a page of queued tasks, a count by time."""
 
 import re
 from typing import Any, Final, NamedTuple
@@ -8,7 +8,7 @@ import msgspec
 from ...model.delivery import Body
 from ...model.errors import StoreError
 from ...model.task import Count, ListedState, Page, QueueFilter, State, TaskFilter, TaskInfo
-from ..codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, is_tomb
+from ..codec import FORWARD, HEADER_BYTES, TOMBSTONE_BYTES, decode, decode_payload, is_tombstone
 from ..keys import ADDRESS_BYTES, HOLDS_FROM_S, Address, Slice
 from ..owner.read import slices_in
 from ..queue_state import Queued
@@ -34,18 +34,18 @@ from .pages import (
 
 
 class Found(NamedTuple):
-    """An entry as it stands, or what is left of it."""
+    """An entry, or what is left of it."""
 
     state: State
     body: Body | None = None
     due_ms: int | None = None
     moved_to: Address | None = None
     queued: Queued | None = None
-    """Its place in a queue."""
+    """Its place in a queue, if it is in one."""
 
 
 async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Found]:
-    """The state of entries by address; `finished` when the slice is gone."""
+    """Return the state of entries by address; `finished` if the slice is gone."""
     groups: list[Group] = []
     for address, idh in wanted:
         keys = store.keys.partitions[address.partition]
@@ -65,14 +65,14 @@ def _found(
 ) -> Found:
     if score is None or row is None or float(score) != address.score:
         return _ended("finished", died_ms, address.slice.since_ms)
-    if len(row) == TOMB_BYTES:
-        return Found("cancelled" if row == idh[:TOMB_BYTES] else "finished")
+    if len(row) == TOMBSTONE_BYTES:
+        return Found("cancelled" if row == idh[:TOMBSTONE_BYTES] else "finished")
     if row[5:HEADER_BYTES] != idh:
         return _ended("finished", died_ms, address.slice.since_ms)
-    if is_tomb(row):
+    if is_tombstone(row):
         if row[4] & FORWARD:
             return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
-        # The failed head of a lane that was given up leaves as a cancelled task does, but with a letter.
+        # Giving up the failed head of a lane marks it as cancelled, but writes a dead letter.
         return Found("cancelled" if died_ms is None else "dead")
     state: State = "cancelled" if x else "done" if d else "fired" if f else "pending"
     due_ms = address.slice.from_ms + int.from_bytes(row[:4], "big")
@@ -84,7 +84,7 @@ def _found(
 
 
 def _ended(state: State, died_ms: bytes | None, since_ms: int) -> Found:
-    """Done, or dead? A dead letter older than this task belongs to an earlier one with the same id."""
+    """Return done or dead. A dead letter older than this task belongs to an earlier one with the same id."""
     if state in ("done", "finished") and died_ms is not None and float(died_ms) >= since_ms:
         return Found("dead")
     return Found(state)
@@ -116,7 +116,7 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 # -- pages -------------------------------------------------------------------------------------------------
 
 SEARCHED_AT_MOST: Final = 20_000
-"""Entries one page looks through; with a filter it may be short, and still name a next one."""
+"""Entries read for one page; a filtered page may be short and still have a cursor."""
 SCANNED: Final = 64
 """Queued tasks read in one step: few, because each may carry 64 KiB."""
 
@@ -130,8 +130,8 @@ async def page(
     limit: int,
     where: TaskFilter = TaskFilter(),  # noqa: B008  # frozen
 ) -> Page:
-    """Tasks in due order, those in hold slices before all others. Two round trips where slices hold about as much as
-    they do on average; one more for large payloads. A page of these may be short, and still name a next one."""
+    """Return tasks in due order, after those in hold slices. Two round trips for slices of average size; one more for
+    large payloads. A page of large payloads may be short and still have a cursor."""
     while True:
         rows, following = await _first_rows(store, from_ms, to_ms, after, limit, where)
         shown = bounded(rows[:limit])
@@ -144,7 +144,7 @@ async def page(
 async def _first_rows(
     store: Store, from_ms: int, to_ms: int, after: Place | None, limit: int, where: TaskFilter
 ) -> tuple[list[Row], Place | None]:
-    """One row more than the limit, if there are so many, and the cursor if not all could be searched."""
+    """Return up to one row more than the limit, and a cursor if the search stopped early."""
     span, rows, searched = (from_ms, to_ms), [], 0
     listing = await list_slices(store, from_ms, to_ms, limit + 16)
     among_held = after is None or after[0] == 0
@@ -184,7 +184,7 @@ def _info(row: Row, state: ListedState) -> TaskInfo:
 
 
 async def count_all(store: Store) -> Count:
-    """Everything pending or under way, from the counters: exact up to what is in flight."""
+    """Count everything pending or under way, from the counters: exact up to what is in flight."""
     pending = 0
     for result in await store.run([(keys.slot, [("HMGET", keys.n, *COUNTERS)]) for keys in store.keys.partitions]):
         if isinstance(result, StoreError):
@@ -194,7 +194,7 @@ async def count_all(store: Store) -> Count:
 
 
 async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
-    """Pending tasks due in a range; a slice that lies across an edge counts by its share."""
+    """Count pending tasks due in a range; a slice that crosses an edge counts by its share."""
     slices: list[tuple[int, Slice]] = []
     low, high = from_ms // 1000 - 3600, f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     groups: list[Group] = [
@@ -223,7 +223,7 @@ async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int
         keys = store.keys.partitions[p]
         s, f, d, x = keys.slice_keys(place.name)
         bitmaps: list[RedisCommand] = [("GET", f), ("GET", d), ("GET", x)]
-        # Before its time a slice can only have cancelled entries.
+        # Before a slice is due, its only finished entries are cancelled ones.
         untouched: list[RedisCommand] = [("BITCOUNT", x)]
         groups.append((keys.slot, [("LLEN", s), *(bitmaps if place.start_ms <= now_ms + 1000 else untouched)]))
     counts = []
@@ -238,11 +238,11 @@ async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int
 
 _PLACE: Final = re.compile(r"q(\d{1,4})\.(\d{1,20})")
 QueuePlace = tuple[int, int]
-"""A partition, and how far its hash was scanned."""
+"""A partition, and the cursor of the scan of its hash."""
 
 
 def parse_queue_place(text: str) -> QueuePlace:
-    """A cursor; ValueError for what is none."""
+    """Parse a cursor; raise ValueError if it is malformed."""
     match = _PLACE.fullmatch(text)
     if match is None or int(match[2]) >= 1 << 64:
         raise ValueError(text)
@@ -271,7 +271,7 @@ async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | N
 
 
 async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> list[tuple[TaskInfo, int]]:
-    """Tasks, and the bytes of their entries."""
+    """Return tasks and the sizes of their entries."""
     keys = store.keys.partitions[partition]
     groups: list[Group] = [
         (keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)]) for place in places.values()
@@ -281,7 +281,7 @@ async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> li
         if isinstance(result, StoreError):
             raise result
         [rows] = result
-        if rows:  # else it has left its queue since
+        if rows:  # otherwise it has left its queue since
             row = rows[0][1][1][ADDRESS_BYTES:]
             infos.append((_queued_info(partition, idh, place, row), len(row)))
     return infos

@@ -11,10 +11,10 @@ from ...model.ids import IDH_BYTES
 from ...model.lane import HoldRecord
 from ...model.schedule.chain import ChainState
 from ...model.schedule.definition import unpack_definition
-from ..codec import FORWARD, HEADER_BYTES, TOMB_BYTES
+from ..codec import FORWARD, HEADER_BYTES, TOMBSTONE_BYTES
 from ..keys import ADDRESS_BYTES, R_UNIT, WIDTHS_MS, Address, PartitionKeys, Slice, r_of, score_of
 from ..owner.read import slice_named
-from ..schedules import is_pointer, plant_anew, still_planned
+from ..schedules import is_pointer, schedule_again, still_planned
 from ..store import Store
 from ..tasks.index import look_up
 from ..tasks.query import look_at
@@ -242,7 +242,7 @@ async def _search(store: Store, keys: PartitionKeys, wanted: set[bytes]) -> set[
 
     A cancelled head is no fault: the owner frees the lane when it reads the tombstone.
     """
-    stubs = {idh[:TOMB_BYTES]: idh for idh in wanted}
+    stubs = {idh[:TOMBSTONE_BYTES]: idh for idh in wanted}
     there: set[bytes] = set()
     for name in await list_live(store, keys):
         place = slice_named(name)
@@ -265,7 +265,7 @@ async def _search(store: Store, keys: PartitionKeys, wanted: set[bytes]) -> set[
 
 
 def _task_of(row: bytes, stubs: dict[bytes, bytes]) -> bytes:
-    if len(row) == TOMB_BYTES:
+    if len(row) == TOMBSTONE_BYTES:
         return stubs.get(row, b"")
     if len(row) < HEADER_BYTES or row[4] & FORWARD:
         return b""
@@ -550,7 +550,7 @@ async def _broken(
 
 
 async def _repair_chain(store: Store, keys: PartitionKeys, name: str, claim: bytes | None, why: str) -> Repair:
-    written = await plant_anew(store, keys.number, name, claim, why)
+    written = await schedule_again(store, keys.number, name, claim, why)
     if written == "ok":
         return Repair(True, "its next occurrence is scheduled")
     changed = written == "changed"

@@ -29,7 +29,7 @@ end
 
 -- Leave the remains of a task at `first`. A resent task's tombstone keeps its header: the original may still arrive.
 local function bury(s, row, index, first, marks, rest)
-  local tomb = string.sub(row, 1, 4) .. string.char(string.byte(row, 5) % 8 + marks) .. string.sub(row, 6, 21) .. rest
-  redis.call('LSET', s, first, tomb)
-  if first ~= index then redis.call('LSET', s, index, tomb) end
+  local tombstone = string.sub(row, 1, 4) .. string.char(string.byte(row, 5) % 8 + marks) .. string.sub(row, 6, 21) .. rest
+  redis.call('LSET', s, first, tombstone)
+  if first ~= index then redis.call('LSET', s, index, tombstone) end
 end

@@ -17,7 +17,7 @@
 --         per known slice (only when lane tasks begin): name, g, cursor (-1 = not a slice, whatever its list holds); and
 --           before them the section's latest due
 --         if there are occurrences: places, slices with skipped ones; per place: name, score, address prefix; then per
---           occurrence the values listed in _plant.lua
+--           occurrence the values listed in _occurrence.lua
 -- returns {time in us, {status, x of each small, x range of each large ...} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and no task of a lane
@@ -78,10 +78,10 @@ for section = 1, sections do
     status = 'early'
   end
   local new_fence = ARGV[a + 2]
-  local small, large, commits, proofs, known, finished, plants = 1, 0, 0, 0, 0, 0, 0
+  local small, large, commits, proofs, known, finished, occurrences = 1, 0, 0, 0, 0, 0, 0
   local common = ARGV[a + 3] == ''
   if not common then
-    small, large, commits, proofs, known, finished, plants = struct.unpack('>I2I2I2I2I2I4I2', ARGV[a + 3])
+    small, large, commits, proofs, known, finished, occurrences = struct.unpack('>I2I2I2I2I2I4I2', ARGV[a + 3])
   end
   a = a + 3
   local small_arg = a
@@ -97,10 +97,10 @@ for section = 1, sections do
     local proof_key, proof_arg = k, a
     local known_key, known_arg = k + proofs, a + proofs * 4
     k, a = known_key + known, known_arg + (known > 0 and known * 3 + 1 or 0)
-    local plant_key, plant_arg, skips = k, a, 0
-    if plants > 0 then
+    local occurrence_key, occurrence_arg, skips = k, a, 0
+    if occurrences > 0 then
       skips = tonumber(ARGV[a + 2])
-      k, a = k + 4 + ARGV[a + 1] + skips, a + 2 + ARGV[a + 1] * 3 + plants * PLANT_ARGS
+      k, a = k + 4 + ARGV[a + 1] + skips, a + 2 + ARGV[a + 1] * 3 + occurrences * OCCURRENCE_ARGS
     end
     if (status == nil or status == 'repeated') and proofs > 0 and not check_proofs(slices, proofs, proof_key, proof_arg) then
       status = 'stale'
@@ -108,8 +108,8 @@ for section = 1, sections do
     if status == nil and known > 0 and not check_known(slices, known, tonumber(ARGV[known_arg + 1]), known_key, known_arg + 1) then
       status = 'more'
     end
-    if status == nil and plants > 0 then
-      plant(plants, plant_key, plant_arg)
+    if status == nil and occurrences > 0 then
+      put_next(occurrences, occurrence_key, occurrence_arg)
       -- Skipped occurrences count as cancelled: their bits were set just now.
       if skips > 0 then
         for i = small_at + 1, small_at + small do values[i] = redis.call('GET', KEYS[i]) end

@@ -7,17 +7,17 @@
 -- The id of a skipped occurrence becomes free, like that of a cancelled task: it did not run, and a backfill may run it.
 -- A chain that does not begin with these bytes was edited, or has advanced before: it is left alone.
 -- Rows are appended together, slice by slice: a call for each of a hundred thousand would take seconds.
-local PLANT_ARGS, AT_ONCE = 5, 1000
+local OCCURRENCE_ARGS, AT_ONCE = 5, 1000
 
 local function in_parts(list, each)
   for first = 1, #list, AT_ONCE do each(first, math.min(first + AT_ONCE - 1, #list)) end
 end
 
-local function plant(count, key, arg)
+local function put_next(count, key, arg)
   local next_key, ids, n, slices = KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4]
   local places = tonumber(ARGV[arg + 1])
   local first, names, claims, skipped = arg + 2 + places * 3, {}, {}, 0
-  for i = 1, count do names[i] = ARGV[first + (i - 1) * PLANT_ARGS + 1] end
+  for i = 1, count do names[i] = ARGV[first + (i - 1) * OCCURRENCE_ARGS + 1] end
   in_parts(names, function(low, high)
     local values = redis.call('HMGET', next_key, unpack(names, low, high))
     for i = low, high do claims[i] = string.sub(values[i - low + 1] or '', 1, 12) end
@@ -27,7 +27,7 @@ local function plant(count, key, arg)
   for place = 1, places do rows[place], idhs[place] = {}, {} end
   local where, place, x, index
   for i = 1, count do
-    local at = first + (i - 1) * PLANT_ARGS
+    local at = first + (i - 1) * OCCURRENCE_ARGS
     if ARGV[at + 5] ~= where then -- usually the same as before
       where = ARGV[at + 5]
       place, x, index = struct.unpack('>I2I2I4', where)
