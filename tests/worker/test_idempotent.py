@@ -122,7 +122,7 @@ async def test_one_that_was_begun_and_never_ended_runs_again(place: Place) -> No
     handle = await begun_and_never_ended(place, Handler(charge, queue="q", result_ttl="1m"))
     assert await handle.result(timeout=60) == "again"
     kept = await place.client.run_result(handle.id)
-    assert kept.log == ("attempt 1 was begun and never ended; it runs again",)
+    assert kept.log == ("attempt 1 began and never ended; running again",)
 
 
 async def test_or_is_left_to_a_person_where_that_was_asked_for(place: Place) -> None:
@@ -131,7 +131,7 @@ async def test_or_is_left_to_a_person_where_that_was_asked_for(place: Place) -> 
         raise AssertionError("must not run")
 
     handle = await begun_and_never_ended(place, Handler(charge, queue="q", result_ttl="1m"))
-    with pytest.raises(TaskFailed, match="attempt 1 was begun and never ended; nobody knows how far it came"):
+    with pytest.raises(TaskFailed, match="attempt 1 began and never ended; how far it came is unknown"):
         await handle.result(timeout=60)
 
 
@@ -192,5 +192,5 @@ async def test_outside_of_a_worker_it_is_a_plain_call() -> None:
 
     assert await double(21) == 42
     assert half(21) == 10.5
-    with pytest.raises(InvalidInput, match="keep must be longer than nothing"):
+    with pytest.raises(InvalidInput, match="keep must be longer than zero"):
         idempotent(keep="0s")

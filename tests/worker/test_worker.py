@@ -578,7 +578,7 @@ async def test_work_that_was_made_and_not_done_is_no_success(place: Place) -> No
     options: Any = {"queue": "q", "retries": 0, "result_ttl": "1m"}
     await place.worker(Handler(coroutine, **options), Handler(generator, **options))
     for name in ("coroutine", "generator"):
-        with pytest.raises(TaskFailed, match=f"the handler returned a {name}, which nobody runs"):
+        with pytest.raises(TaskFailed, match=f"the handler returned a {name}, which is never run"):
             await (await place.client.put(f"queue:q/{name}")).result(timeout=60)
 
 
@@ -617,7 +617,7 @@ async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog:
 
     await place.worker(Handler(block, queue="q"))
     await place.client.put("queue:q/block")
-    await until(lambda: "the event loop stood still" in caplog.text)
+    await until(lambda: "the event loop was blocked" in caplog.text)
     await place.settled()
 
 
@@ -657,7 +657,7 @@ async def test_an_answer_that_cannot_be_kept_does_not_fail_the_task(place: Place
     handle = await place.client.put("queue:q/odd")
     with pytest.raises(MainspringError, match="is done, but the handler's return value cannot be stored"):
         await handle.result(timeout=60)
-    with pytest.raises(MainspringError, match="too large to be kept"):
+    with pytest.raises(MainspringError, match="too large to store"):
         await (await place.client.put("queue:q/large")).result(timeout=60)
     assert ran == [1]
 

@@ -1,4 +1,4 @@
-"""Commands: a worker starts a program, keeps the end of its output, and leaves nothing of it behind."""
+"""Run commands: a worker starts a program, keeps the end of its output, and leaves no process of it behind."""
 
 import atexit
 import contextlib

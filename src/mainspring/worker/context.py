@@ -33,12 +33,12 @@ LOOP_TIMEOUT_S: Final = 30.0
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """`done` is False from the first line of the handler until its answer is kept."""
+    """Record of a run; `done` is False from when the handler begins until its return value is stored."""
 
     done: bool
     attempt: int
     value: Any = None
-    """What it answered; until then the claim of the run that has begun."""
+    """The handler's return value; until it has returned, the claim of the run that has begun."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -46,14 +46,14 @@ _decode: Final = msgspec.msgpack.Decoder(Record).decode
 
 
 class Memory:
-    """Made within the event loop of a worker."""
+    """Stores records of `@idempotent` handlers. Made within the event loop of a worker."""
 
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
 
     async def begin(self, job: Job, keep_ms: int) -> Record | None:
-        """Note that a run begins; the record of an earlier one, if there is any."""
+        """Record that a run begins; return the record of an earlier run, or None."""
         found = await records.begin_once(self._store, job, _mark(job), keep_ms)
         return None if found is None else _decode(found)
 
@@ -61,11 +61,11 @@ class Memory:
         await records.end_once(self._store, job, _encode(Record(True, job.body.attempt, value)), keep_ms)
 
     async def forget(self, job: Job) -> None:
-        """The run has failed: the next attempt shall find nothing of it."""
+        """Delete the record of a failed run, so that the next attempt finds none."""
         await records.forget_once(self._store, job, _mark(job))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """For threads: do it in the worker's event loop."""
+        """Run a coroutine in the worker's event loop from a thread, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LOOP_TIMEOUT_S)
 
 
@@ -74,7 +74,7 @@ def _mark(job: Job) -> bytes:
 
 
 def keepable(value: Any) -> str | None:
-    """Why a value cannot be kept; None if it can."""
+    """Return why a value cannot be stored; None if it can."""
     try:
         _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -88,18 +88,18 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Context:
-    """One run of one task. A handler gets it by a parameter annotated `Context`, or from `current()`."""
+    """One run of one task. A handler receives it in a parameter annotated `Context`, or from `current()`."""
 
     __slots__ = ("_job", "_lines", "_namespace", "cancelled", "memory")
 
     def __init__(self, namespace: str, job: Job, memory: Memory | None = None) -> None:
         self._namespace = namespace
         self.memory = memory
-        """Where `@idempotent` keeps what has run; None where no server is at hand."""
+        """Where `@idempotent` stores its records; None if no server is available."""
         self._job = job
         self._lines: list[str] | None = None
         self.cancelled = False
-        """Nobody wants the result any more: cancelled, out of time, or the worker stops. Ask in long loops."""
+        """True once the result is no longer wanted: cancelled, timed out, or the worker stops. Check it in loops."""
 
     @property
     def job(self) -> Job:
@@ -118,12 +118,12 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at this task, and for no other task."""
+        """The key that all attempts at this task share, and no other task has."""
         return idempotency_key(self._namespace, self._job.id, self._job.original_due_ms, self._job.body.key_lane)
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """Number of this attempt; the first is 1."""
         return self._job.body.attempt
 
     @property
@@ -153,16 +153,16 @@ class Context:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Why the attempts before this one failed."""
+        """Why earlier attempts failed."""
         return self._job.body.errors
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What `log` has kept so far."""
+        """Lines that `log` has kept so far."""
         return tuple(self._lines or ())
 
     def log(self, message: str, *args: Any) -> None:
-        """Write a line to the log, and keep it with the end of this run (the first 200 of them)."""
+        """Write a line to the log, and store it with the result of this run (the first 200 lines)."""
         text = clean(str(message % args if args else message))
         handler_log.info("%s: %s", self._job.id, text, extra={"task": self._job.id})
         if self._lines is None:
@@ -175,7 +175,7 @@ CURRENT: Final[ContextVar[Context]] = ContextVar("mainspring_context")
 
 
 def current() -> Context:
-    """The context of the run this code is part of, in coroutines and in threads."""
+    """Return the context of the run this code is part of, in coroutines and in threads."""
     try:
         return CURRENT.get()
     except LookupError:
@@ -187,7 +187,7 @@ def current() -> Context:
 # - After a run that returned, every further delivery of the task returns the recorded value, and the function is not
 #   called, for as long as the record is kept.
 # - After a run that raised, the next attempt calls the function again: that is what retries are for.
-# - A process that dies during the run leaves the record "begun", and nobody can know how far it came. The next delivery
+# - A process that dies during the run leaves the record "begun", and how far it came is unknown. The next delivery
 #   calls the function again or, with `unsure="dead"`, ends as a dead letter that says so. If the effect is in a
 #   database of your own, write `current().idempotency_key` in the same transaction: only that closes the gap.
 
@@ -208,11 +208,12 @@ def idempotent(function: Callable[..., Any] | None = None, /, *, keep: Delay = "
     """Run the handler once for each idempotency key; under `@scheduler.handler(…)`, above the function.
 
     With settings or without: `@idempotent(keep="1d")`, `@idempotent`.
-    Called outside of a worker the function is just called. Answers are kept as msgpack: dataclasses come back as dicts.
+    Called outside of a worker, the function is simply called. Return values are stored as msgpack: dataclasses come
+    back as dicts.
     """
     keep_ms = delay_ms(keep, field="keep")
     if keep_ms <= 0 or unsure not in ("run", "dead"):
-        raise InvalidInput("idempotent: keep must be longer than nothing, unsure one of run, dead")
+        raise InvalidInput("idempotent: keep must be longer than zero, unsure one of run, dead")
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         once = _Once(keep_ms, unsure)
@@ -240,7 +241,7 @@ class _Once:
             try:
                 value = await function(*args, **kwargs)
             except BaseException:
-                with contextlib.suppress(StoreError):  # what it raised says more than that
+                with contextlib.suppress(StoreError):  # the handler's exception matters more
                     await memory.forget(context.job)
                 raise
             with self._containing(context):
@@ -271,23 +272,23 @@ class _Once:
         return call
 
     def _known(self, context: Context, record: Record) -> bool:
-        """True if it has run already. One that was begun and never ended is run again, or given up."""
+        """Return True if the task has run already. A run that began and never ended is repeated, or given up."""
         if record.done:
-            context.log("has run already (attempt %d); its answer stands", record.attempt)
+            context.log("has run already (attempt %d); its recorded value is returned", record.attempt)
             return True
         if self._unsure == "dead":
-            reason = f"attempt {record.attempt} was begun and never ended; nobody knows how far it came"
+            reason = f"attempt {record.attempt} began and never ended; how far it came is unknown"
             raise Dead(reason, brief=reason)
-        context.log("attempt %d was begun and never ended; it runs again", record.attempt)
+        context.log("attempt %d began and never ended; running again", record.attempt)
         return False
 
     @contextlib.contextmanager
     def _containing(self, context: Context) -> Iterator[None]:
-        """It has run. That the server could not be told so must not fail the run: it would run once more for that."""
+        """Keep a store error from failing a run that is done: a failed run would be repeated."""
         try:
             yield
         except (StoreError, TimeoutError) as error:
-            log.warning("%s: that it has run could not be kept (%s); it counts only if the end of this run is told",
+            log.warning("%s: could not record that it has run (%s); it may run again unless its end is reported",
                         context.id, error, extra={"task": context.id})  # fmt: skip
 
     async def _keep(self, memory: Memory, context: Context, value: Any) -> None:
@@ -295,7 +296,7 @@ class _Once:
             await memory.forget(context.job)
             return
         if (reason := keepable(value)) is not None:
-            log.warning("%s: its answer cannot be kept (%s); a repeat will answer None", context.id, reason)
+            log.warning("%s: its return value cannot be stored (%s); a repeat will return None", context.id, reason)
             value = None
         await memory.end(context.job, value, self._keep_ms)
 

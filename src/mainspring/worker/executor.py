@@ -1,4 +1,4 @@
-"""Runs jobs, each from taken to ended: as a coroutine, in a thread, or as a program."""
+"""Run jobs, each from taken to ended: as a coroutine, in a thread, or as a program."""
 
 import asyncio
 import contextlib
@@ -38,24 +38,24 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, list, dict,
 
 
 def _never_ran(value: Any) -> bool:
-    """Work that was only made, and not done: what a function returned that should have been awaited or walked over."""
+    """Return whether a value is unexecuted work: a coroutine or generator that should have been awaited or iterated."""
     if inspect.iscoroutine(value):
-        value.close()  # else Python complains at the collection
+        value.close()  # otherwise Python warns when it is collected
     return inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)
 
 
 def end_if_forked(pid: int) -> None:
-    """A handler that forks and lets the child come back would make a second worker on the same connections."""
+    """End a forked child that returns from its handler: it would be a second worker on the same connections."""
     if os.getpid() != pid:
         os._exit(1)
 
 
 class _TooLate(Exception):
-    """The run was stopped, or its expiry or lease passed, while it waited for its turn."""
+    """The run was stopped, or its expiry or lease passed, before it began."""
 
 
 class JobRun:
-    """One run of a job: started once, over once. What its handler does after that is ignored."""
+    """One run of a job: started once, ended once. What its handler does afterwards is ignored."""
 
     __slots__ = (
         "begin_by",
@@ -80,24 +80,24 @@ class JobRun:
         self.job = job
         self.taken = taken
         self.begin_by = begin_by
-        """Until then (by `steady_s`) no other worker can have the job, even if this process was suspended."""
+        """Time (by `steady_s`) until which no other worker can have the job, even if this process was suspended."""
         self.work = work
         self.context = Context(namespace, job, memory)
         self.started = 0.0
         own_ms = job.body.timeout_ms
         self.timeout_s = work.timeout_s if own_ms is None else own_ms / 1000
-        """The task's own goes before its handler's."""
+        """The task's own timeout precedes its handler's."""
         self.deadline = inf
         self.stopped: Stop | None = None
         self.task: asyncio.Task[None] | None = None
-        """Where a coroutine runs now."""
+        """The asyncio task, if a coroutine runs."""
         self.over = False
         self.outcome: Outcome = DONE
         self.value: Any = None
         self.output: Output | None = None
 
     def start(self, now_ms: Callable[[], int]) -> dict[str, Any]:
-        """Arguments for the function; from here on its time counts."""
+        """Return arguments for the function, and start its time limit."""
         self.started = started = time.monotonic()
         if self.stopped is not None:
             # Checked after `started` is set, as `stop_run` checks `started` after setting `stopped`: one of the two
@@ -122,7 +122,7 @@ class JobRun:
         if isinstance(value, Output):
             self.output = value
             if self.stopped is not None:
-                # Told to end, it did: that it said so with 0 does not mean that its work is done.
+                # The program ended when asked to; exit code 0 then does not mean that its work is done.
                 self.outcome = self.late()
         elif self.stopped in ("timeout", "expired"):
             self.outcome = self.late()  # it was cancelled, and swallowed that
@@ -132,12 +132,12 @@ class JobRun:
             self._said(value, f"{type(value).__name__}, returned by its handler")
         elif type(value) not in _PLAIN and _never_ran(value):
             kind = type(value).__name__
-            self.failed(TypeError(f"the handler returned a {kind}, which nobody runs; declare it with async def"))
+            self.failed(TypeError(f"the handler returned a {kind}, which is never run; declare it with async def"))
         else:
             self.value = value
 
     def failed(self, error: BaseException) -> None:
-        """Record that the function raised, also if the exception itself cannot be read."""
+        """Record that the function raised, even if the exception itself cannot be read."""
         try:
             self._failed(error)
         except Exception as second:  # noqa: BLE001  # properties of an application's exception run its code
@@ -145,7 +145,7 @@ class JobRun:
             self.outcome = Retry(reason, error=second, brief=placed(error))
 
     def _failed(self, error: BaseException) -> None:
-        """Turn an exception into an outcome. If the run was stopped, only that counts."""
+        """Turn an exception into an outcome. If the run was stopped, only the reason for that counts."""
         if isinstance(error, Outputs):
             self.output = error.output
         if self.stopped is not None:
@@ -162,7 +162,7 @@ class JobRun:
             self.outcome = Retry(describe(error), error=error, brief=placed(error))
 
     def _said(self, outcome: Retry | Dead, brief: str) -> None:
-        """Take the outcome that the handler chose."""
+        """Record the outcome that the handler chose."""
         try:
             self.outcome = made = as_ours(outcome)
         except InvalidInput as error:
@@ -170,10 +170,10 @@ class JobRun:
         else:
             made.brief = brief if made.brief is None else made.brief
             if has_expired(made.reason) or made.reason.startswith(DROPPED):
-                made.reason = f"its handler says: {made.reason}"  # the bare words mean that it was not even run
+                made.reason = f"its handler says: {made.reason}"  # without the prefix: not even run
 
     def late(self) -> Retry | Dead:
-        """The outcome of a run that was stopped."""
+        """Return the outcome of a run that was stopped."""
         why = self.stopped or "timeout"
         reason = _REASONS.get(why, why).format(self.timeout_s or 0)
         if why == "expired":
@@ -188,8 +188,8 @@ SPELL: Final = 256
 class CoroutinePool:
     """Runs coroutine handlers in at most `most` asyncio tasks, its members, which are started when needed.
 
-    A task for every job would cost more than a short handler does. So a member goes on with the next job as soon as one
-    is done; only when a handler really waits does another member take over the rest.
+    An asyncio task per job would cost more than a short handler does. So a member continues with the next job as soon
+    as one is done; only when a handler really waits does another member take over the rest.
     """
 
     def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[JobRun], None]) -> None:
@@ -214,7 +214,7 @@ class CoroutinePool:
         return left
 
     async def stop(self, within_s: float) -> None:
-        """Cancel what runs. A handler that does not heed that is left behind."""
+        """Cancel running handlers. One that ignores the cancellation is left behind."""
         self._stopping = True
         for member in self._members:
             member.cancel()
@@ -227,7 +227,7 @@ class CoroutinePool:
             asyncio.get_running_loop().call_soon(self._rouse)
 
     def _rouse(self) -> None:
-        """Wake one member, and look again when it has had its turn: if it waits, the next one takes the rest."""
+        """Wake one member, and check again after its turn: if it waits, the next one takes the rest."""
         self._called = False
         if not self._waiting or self._stopping:
             return
@@ -257,9 +257,9 @@ class CoroutinePool:
                     break
                 await self._do(me, self._waiting.popleft())
                 if copy_context() != clean:
-                    return  # a handler left something in its context: the next job must not find it
+                    return  # a handler changed the context: do not pass it on to the next job
             if self._stopping:
-                return  # what was cancelled with the job before was meant for this member, too
+                return  # the cancellation of the previous job was meant for this member, too
             if self._waiting:
                 await asyncio.sleep(0)
                 continue
@@ -282,13 +282,13 @@ class CoroutinePool:
             arguments: dict[str, Any] = run.start(self._now_ms)
             run.answered(await run.work.function(**arguments))
         except asyncio.CancelledError as error:
-            # Stopped from here, or by something it waited for: in both cases the run is over, and the member is not.
-            # Others who cancel it mean the member: a program that ends waits for all of its tasks.
+            # Cancelled here, or by something it waited for: in both cases the run is over, but not the member.
+            # Any other cancellation is meant for the member: a program that ends cancels all of its tasks.
             leaves = me.cancelling() > 0 and run.stopped is None
             run.failed(error)
         except GeneratorExit as error:
             if not _runs(me):
-                raise  # it is this coroutine that is thrown away
+                raise  # this coroutine itself is being closed
             run.failed(error)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is how its task ended
             run.failed(error)
@@ -319,7 +319,7 @@ def _runs(task: "asyncio.Task[None]") -> bool:
 
 
 class ThreadRunner:
-    """At most so many threads, started when needed. They do not keep the process from ending."""
+    """A limited number of threads, started when needed. They do not keep the process from ending."""
 
     def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[JobRun], None]) -> None:
         self._most = most
@@ -397,13 +397,13 @@ WATCH_S: Final = 0.05
 """How exactly timeouts are kept: one look at all runs, and nothing to set up for each."""
 
 AHEAD_S: Final = 0.1
-"""Jobs are taken so long before a place for them is free, by the rate at which they end."""
+"""Jobs are taken this long before a place for them is expected to be free, by the rate at which jobs end."""
 
 STALL_S: Final = 1.0
 """Seconds of a blocked event loop after which the leases of all jobs here are in danger."""
 
 SURPLUS_S: Final = 1.0
-"""What was taken and not begun for so long is given back: another worker may be free."""
+"""Seconds after which jobs that were taken but not begun are given back: another worker may be free."""
 
 CLOSE_S: Final = 1.0
 """Seconds for runs to end after they were cancelled at a stop."""
@@ -411,11 +411,11 @@ CLOSE_S: Final = 1.0
 MOST_AHEAD: Final = 2_000
 MOST_UNKNOWN: Final = 1_000
 MOST_DELIVERIES: Final = 5
-"""A job that was taken more often has ended every worker that touched it."""
+"""A job that was taken more often has probably killed every worker that ran it."""
 
 
 class Executor:
-    """Coroutines go to the pool, everything else to threads; both share one limit."""
+    """Runs coroutines in the pool, everything else in threads; both share one limit."""
 
     def __init__(
         self,
@@ -445,34 +445,34 @@ class Executor:
         self._threads = ThreadRunner(concurrency, clock.now_ms, self._over)
         self.runs: set[JobRun] = set()
         self._stuck: set[JobRun] = set()
-        """Their time is over, and their threads are not free: nothing can end a thread."""
+        """Runs that were stopped but whose threads are still busy: a thread cannot be ended."""
         self._unknown: set[str] = set()
         """Targets without a handler here that were logged."""
         self.ended = 0
         self._counted = (0, time.monotonic())
         self.rate = 0.0
-        """Jobs that end in a second."""
+        """Rate of ended jobs per second."""
 
     @property
     def room(self) -> int:
-        """Jobs that may be taken now."""
+        """Number of jobs that may be taken now."""
         ahead = min(MOST_AHEAD, int(self.rate * AHEAD_S))
         return self.concurrency + ahead - len(self.runs) - len(self._stuck)
 
     @property
     def queues(self) -> Iterator[str]:
-        """Queue of each run here, including runs that no longer count but still go on."""
+        """Queue of each run here, including stopped runs whose threads are still busy."""
         return (run.job.queue for run in chain(self.runs, self._stuck))
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is a run in hand: it cannot wait until there is none. Asked from any thread."""
+        """Return whether the caller is inside a run: it cannot wait until no run is left. Safe in any thread."""
         context, task = CURRENT.get(None), _task_here()
-        # A task that a handler has started has its context too, and may outlive it.
+        # An asyncio task started by a handler shares its context, and may outlive it.
         return any(run.context is context and task in (None, run.task) for run in list(self.runs))
 
     def add(self, jobs: Iterable[Job], asked: float) -> None:
-        """`asked` is when the server was asked for them (`steady_s`): their leases did not begin before."""
+        """Add jobs; `asked` is when they were requested (`steady_s`): their leases did not begin earlier."""
         now, begin_by = time.monotonic(), asked + self._lease_s
         for job in jobs:
             work = self._registry.find(job.body.target)
@@ -480,7 +480,7 @@ class Executor:
                 self._refused(job, Dead(f"the workers that ran it died, {job.deliveries - 1} times in a row"))
             elif work is None:
                 self._say_unknown(job)
-                # Later, not at once: the same worker would take it again and again, and no other could.
+                # Retry later, not at once: otherwise this worker would take it again and again, and no other could.
                 self._refused(job, Retry(f"this worker does not know {job.body.target}", untried=True))
             else:
                 run = JobRun(job, work, self._namespace, now, self._memory, begin_by=begin_by)
@@ -488,18 +488,18 @@ class Executor:
                 (self._pool if work.is_async else self._threads).add(run)
 
     def _say_unknown(self, job: Job) -> None:
-        """Log an unknown target once; the tasks come by again until some worker knows it."""
+        """Log an unknown target once; its tasks return until some worker knows it."""
         target = job.body.target
         if target not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
             self._unknown.add(target)
             meant = did_you_mean([target], [work.target for work in self._registry])
-            log.warning("%s: this worker does not know %s; it is left to others, untried%s", job.id, target, meant,
+            log.warning("%s: this worker does not know %s; left to other workers, untried%s", job.id, target, meant,
                         extra={"task": job.id, "target": target})  # fmt: skip
 
     # -- ending ------------------------------------------------------------------------------------------
 
     def _over(self, run: JobRun) -> None:
-        """The function has returned."""
+        """Handle a function that has returned."""
         if run in self._stuck:
             self._stuck.discard(run)
             self._freed(run)
@@ -535,7 +535,7 @@ class Executor:
     # -- time --------------------------------------------------------------------------------------------
 
     async def watch(self) -> float:
-        """One look at the clock for all runs; a role of its own loop."""
+        """Check the time limits of all runs; a role with its own loop."""
         now = time.monotonic()
         for run in [run for run in self.runs if run.deadline <= now]:
             expires_ms = run.job.body.expires_ms
@@ -544,14 +544,14 @@ class Executor:
         ended, since = self._counted
         if now > since + STALL_S:
             log.warning(
-                "the event loop stood still for %.1f s: a coroutine handler blocks it, or the machine is overloaded. "
+                "the event loop was blocked for %.1f s: a coroutine handler blocks it, or the machine is overloaded. "
                 "Make what blocks a plain function: it then runs in a thread",
                 now - since,
             )
         self.rate += ((self.ended - ended) / max(now - since, 1e-3) - self.rate) / 2
         self._counted = (self.ended, now)
         if any(not run.started and run.taken < now - SURPLUS_S for run in self.runs):
-            # Jobs have become longer than those before: what was taken ahead for them is in the wrong place.
+            # Jobs take longer than before, so those taken ahead would wait too long here.
             self._returned(self.take_back())
         return WATCH_S
 
@@ -561,7 +561,7 @@ class Executor:
     # -- stopping ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[JobRun]:
-        """Return runs that were not begun: other workers may have them."""
+        """Return runs that have not begun, so that other workers can have them."""
         left = [run for run in (*self._pool.take_back(), *self._threads.take_back()) if not run.over]
         for run in left:
             run.over = True
@@ -569,7 +569,7 @@ class Executor:
         return left
 
     async def close(self) -> None:
-        """Let go of everything: coroutines are cancelled, commands ended, threads left to themselves."""
+        """Release everything: cancel coroutines, end commands, leave threads alone."""
         for run in list(self.runs):
             run.deadline = inf
             self.stop_run(run, "stopping")

@@ -1,4 +1,4 @@
-"""Reports finished jobs to the server, in batches and until the server has them, and counts them for `/metrics`."""
+"""Report ended jobs to the server in batches, with retries, and count them for `/metrics`."""
 
 import asyncio
 import logging
@@ -39,13 +39,13 @@ FATES: Final[Mapping[RunFate, str]] = {
 
 
 class RunMeters:
-    """By kind of target: the word before the colon."""
+    """Counts by kind of target: the word before the colon."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.counts: dict[RunFate, Counter[str]] = {fate: Counter() for fate in FATES}
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Seconds from due to begin of the run, including the wait for a worker."""
+        """Seconds from due to the begin of the run, including the wait for a worker."""
         self.took: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Seconds from begin to done."""
 
@@ -90,7 +90,7 @@ UNTRIED_WAIT_MS: Final = 1_000
 
 
 class Finisher:
-    """Turns runs into ends, by the retry policy; `step` writes them."""
+    """Turns runs into ends by the retry policy; `step` writes them."""
 
     def __init__(
         self,
@@ -111,17 +111,17 @@ class Finisher:
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
         self.broken: BaseException | None = None
-        """The last error of our own code while a run was being ended. It stays: such an error is a bug."""
+        """The last error of our own code while ending a run. It is never cleared, because it is a bug."""
 
     def add(self, run: JobRun) -> None:
-        """Record that a run is over. Whatever goes wrong with that fails the attempt: no run stays open for it."""
+        """Record that a run is over. An error in doing so fails the attempt, so that no run stays open."""
         try:
             self._add(run)
         except Exception as error:  # noqa: BLE001  # a bug: the task must not pay for it
             self._break_down(run.job, error)
 
     def _break_down(self, job: Job, error: BaseException) -> None:
-        """Fail the attempt with the error that kept its run from being ended, by the usual policy."""
+        """Fail the attempt, by the usual policy, because its run could not be ended."""
         self.broken = error
         log.error("%s: its run could not be ended, which is a bug; the attempt failed: %s", job.id, describe(error),
                   exc_info=error, extra={"task": job.id})  # fmt: skip
@@ -138,12 +138,12 @@ class Finisher:
         self.unsent.append(End(job, outcome))
 
     def _add(self, run: JobRun) -> None:
-        """Decide what becomes of a run. One that is another worker's by now leaves no trace."""
+        """Turn a run into an end. A run whose job another worker has by now is only counted as lost."""
         if run.stopped == "lost":
             self.meters.ended(run, "lost")
             return
         if run.stopped == "stale":
-            log.warning("%s: not begun, for its lease was over before its turn came; it goes back", run.job.id,
+            log.warning("%s: not started, because its lease expired while it waited; giving it back", run.job.id,
                         extra={"task": run.job.id})  # fmt: skip
             self.put_back([run])
             return
@@ -161,7 +161,7 @@ class Finisher:
         self._put(end)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
-        """A job that was not begun at all."""
+        """Record the outcome of a job that was never started."""
         try:
             end = End(job, self._decided(job, outcome, None))
             if not (isinstance(end.outcome, Retry) and end.outcome.untried):
@@ -183,7 +183,7 @@ class Finisher:
         self.unsent.append(end)
 
     def _decided(self, job: Job, outcome: Outcome, run: JobRun | None) -> Outcome:
-        """A failure, as the policy sees it: another attempt at a set time, or none."""
+        """Return a failure after the retry policy: another attempt at a set time, or none."""
         if isinstance(outcome, Done):
             return DONE
         now_ms = self._store.clock.now_ms()
@@ -209,11 +209,11 @@ class Finisher:
         self._report(job, outcome, outcome.reason, "dead")
 
     def _is_over(self, job: Job, outcome: Outcome | JobCancelled) -> bool:
-        """No further attempt can follow. One that heads a parked lane has failed, and waits for somebody."""
+        """Return whether no further attempt can follow. The head of a parked lane waits for a person."""
         return not isinstance(outcome, Retry) and not (isinstance(outcome, Dead) and self._parks(job, outcome))
 
     def _parks(self, job: Job, outcome: Retry | Dead) -> bool:
-        """By this failure its lane is parked, whatever the retry policy says. The owner does it; see `Outcomes`."""
+        """Return whether this failure parks its lane, whatever the retry policy says. The owner parks it."""
         parks = job.body.lane is not None and self._lanes.of_queue(job.queue).on_failure == "park"
         return parks and not has_expired(outcome.reason)
 
@@ -261,7 +261,7 @@ class Finisher:
     # -- writing -----------------------------------------------------------------------------------------
 
     async def step(self) -> float:
-        """Write what has ended. What could not be written is kept for the next step."""
+        """Write ended jobs. Those that cannot be written are kept for the next step."""
         await self.give_back()
         if not self.unsent:
             return IDLE_S
@@ -307,7 +307,7 @@ class Finisher:
                     self.unsent.append(end)
 
     async def give_back(self) -> None:
-        """Hand over what was not done, so that others can have it at once."""
+        """Return unstarted jobs to their queues, so that other workers can have them at once."""
         jobs, self.given_back = self.given_back, []
         if jobs:
             await job_queue.give_back(self._store, jobs)

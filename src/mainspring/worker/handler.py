@@ -17,11 +17,11 @@ from .context import Context
 
 
 class Work:
-    """One kind of task: the function, where its tasks come from, and the rules for its runs."""
+    """A kind of task: its function, the source of its tasks, and the rules for its runs."""
 
     is_async = False
     obeys = False
-    """It ends by itself soon after its context says `cancelled`, so its end is waited for."""
+    """True if it ends by itself soon after its context is `cancelled`: its end is then awaited."""
 
     def __init__(
         self,
@@ -39,23 +39,23 @@ class Work:
         self.queue = check_queue(queue)
         self.target = target
         self.retry = retry
-        """None: the worker's own policy."""
+        """Retry policy; None means the worker's own."""
         self.timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self.result_ttl_ms = result_ttl_ms
 
     def read(self, context: Context) -> dict[str, Any]:
-        """The arguments of a call; WrongArguments where the payload does not fit."""
+        """Return the arguments of a call; raise WrongArguments if the payload does not fit."""
         raise NotImplementedError
 
 
 class Outputs(Exception):
-    """Carries what a failed command wrote beside why it failed."""
+    """The output of a failed command, and why it failed."""
 
     def __init__(self, reason: str, output: Output, brief: str | None = None) -> None:
         super().__init__(reason)
         self.output = output
         self.brief = brief
-        """The reason without what the command wrote, for logs."""
+        """The reason without the command's output, for logs."""
 
 
 Codec = Literal["json", "msgpack"]
@@ -69,7 +69,7 @@ class WrongArguments(ValueError):
 
 
 class Arguments:
-    """Reads payloads for one function, and writes them for who puts its tasks."""
+    """Reads and writes payloads for one function's signature."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._name = name
@@ -91,7 +91,7 @@ class Arguments:
         self._from_msgpack = msgspec.msgpack.Decoder(self._type)
 
     def read(self, payload: bytes, *, raw: bool) -> dict[str, Any]:
-        """The arguments to call with. JSON, or msgpack where the payload is the caller's own bytes."""
+        """Return the arguments of a call. The payload is JSON, or msgpack if it is the caller's own bytes."""
         if payload in _EMPTY and self._optional:
             return {}
         try:
@@ -104,7 +104,7 @@ class Arguments:
         return dict(zip(self._names, values, strict=True)) if len(self._names) > 1 else {self._names[0]: values}
 
     def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec) -> Any:
-        """The payload of a call: checked here too, so that the caller hears of a mistake and not a dead letter."""
+        """Return the payload of a call. Check arguments here too, so that the caller sees the error."""
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -119,7 +119,7 @@ class Arguments:
         return data if codec == "msgpack" else msgspec.Raw(data)
 
     def _spoken(self, error: Exception) -> str:
-        """msgspec's words with its path turned into the name of the argument."""
+        """Return msgspec's message with its path replaced by the argument's name."""
         text = str(error)
         where = _PLACE.search(text)
         if where is None or not where[1]:
@@ -156,7 +156,7 @@ def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], name: str) ->
         )
     if parameter.default is parameter.empty:
         return parameter.name, kind, msgspec.field()
-    # The default as it is, also a mutable one: a function shares it between calls, and so does this.
+    # Use the default itself, even a mutable one: a function shares it between calls, too.
     default = parameter.default
     return parameter.name, kind, msgspec.field(default_factory=lambda: default)
 
@@ -165,7 +165,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Handler(Work):
-    """A function with its queue and its rules. Coroutine functions run on the loop, others in threads."""
+    """A function with its queue and rules. Coroutine functions run on the loop, others in threads."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Handler(Work):
         if not _NAME.fullmatch(called):
             raise InvalidInput(f"the name of a handler is {called!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInput(f"handler {called!r} is a generator: nobody would walk over it; return, do not yield")
+            raise InvalidInput(f"handler {called!r} is a generator, which is never iterated; return, do not yield")
         super().__init__(
             function,
             name=called,
@@ -208,7 +208,7 @@ class Handler(Work):
 
 
 class Registry:
-    """Handlers and commands, each under the target that its tasks carry."""
+    """Handlers and commands by the target that their tasks carry."""
 
     def __init__(self, works: Iterable[Work] = ()) -> None:
         self._by_target: dict[str, Work] = {}

@@ -1,4 +1,4 @@
-"""Leases of a worker: its place in the list of workers, heartbeats for its jobs, concurrency slots, and jobs reclaimed
+"""Leases of a worker: its entry in the list of workers, heartbeats for its jobs, concurrency slots, and jobs reclaimed
 from dead workers."""
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger("mainspring.worker")
 
 
 class ConcurrencyLeases:
-    """Leased concurrency slots of queues that have a limit."""
+    """Leased concurrency slots of queues with a limit."""
 
     def __init__(
         self,
@@ -35,23 +35,23 @@ class ConcurrencyLeases:
         running: Callable[[], Iterable[str]],
     ) -> None:
         self._store = store
-        # Workers may have one name, and must not count as one: each has slots of its own.
+        # Two workers may share a name but must not share slots: add a nonce.
         self._holder = f"{worker}/{secrets.token_hex(4)}"
         self._limits = dict(by_queue)
         self._lease_ms = int(lease_s * 1000)
         self._running = running
-        """The queues of what runs here, one for each job."""
+        """Queues of the jobs running here, one entry per job."""
         self._slots = dict.fromkeys(self._limits, 0)
         self._ask_at_ms = dict.fromkeys(self._limits, 0)
         self._renew_at_ms = 0
         self._turn = asyncio.Lock()
         self.kept: frozenset[str] = frozenset()
-        """Queues whose next slots are for what dead workers left: else new work would have them again and again."""
+        """Queues whose next slots are reserved for reclaimed jobs: otherwise new jobs would always take them."""
 
     @contextlib.asynccontextmanager
     async def within(self, shares: Mapping[str, int]) -> AsyncIterator[dict[str, int]]:
-        """As much of these shares as there are slots for. What is got for them must be in hand when the block ends:
-        until then nobody else here counts them as free, nor gives them back."""
+        """Yield as much of these shares as there are slots for. Jobs taken for them must be in hand when the block
+        ends: until then these slots are neither given to another caller here nor returned."""
         if self._limits.keys().isdisjoint(shares):
             yield dict(shares)
             return
@@ -74,9 +74,9 @@ class ConcurrencyLeases:
         return {queue: most for queue, most in capped.items() if most > 0}
 
     async def keep(self) -> float:
-        """Renew slots in use, give back the rest.
+        """Renew slots in use, return the others.
 
-        A role of its own: a worker that stops takes nothing more, and what runs there still needs its slots.
+        A role of its own: a stopping worker takes no more jobs, but its running jobs still need their slots.
         """
         if self._store.clock.now_ms() >= self._renew_at_ms:
             await self.release()
@@ -86,7 +86,7 @@ class ConcurrencyLeases:
         return max(0.01, wait_ms / 1000)
 
     async def release(self) -> None:
-        """Give back all that nothing runs on: others need not wait for the lease."""
+        """Return unused slots, so that other workers need not wait for the lease."""
         if any(self._slots.values()):
             async with self._turn:
                 held = [queue for queue, count in self._slots.items() if count]
@@ -105,7 +105,7 @@ class ConcurrencyLeases:
         self._renew_at_ms = now_ms + self._lease_ms // 3
 
     def full(self, queue: str) -> bool:
-        """No slot is free for new work, and it is too early to ask for more: others may have their turn."""
+        """Return True if no slot is free for new jobs and it is too early to ask again: others get a chance first."""
         if queue in self.kept:
             return True
         if queue not in self._limits or self._store.clock.now_ms() >= self._ask_at_ms[queue]:
@@ -113,14 +113,14 @@ class ConcurrencyLeases:
         return self._slots[queue] <= sum(one == queue for one in self._running())
 
     def wait_s(self, queues: Iterable[str]) -> float:
-        """Until it is worth asking again for one of these."""
+        """Return the time until it is worth asking again for one of these queues."""
         now_ms = self._store.clock.now_ms()
         waits = [self._ask_at_ms[queue] - now_ms for queue in queues if queue in self._limits]
         return max(0.0, min(waits, default=0) / 1000)
 
 
 class Presence:
-    """Keeps this worker in the list of live workers, which is for people and `explain`: no task depends on it."""
+    """Keeps this worker in the list of live workers, for people and `explain`; no task depends on it."""
 
     def __init__(self, store: Store, worker: str, lease_s: float, describe: Callable[[], WorkerInfo]) -> None:
         self._store = store
@@ -137,7 +137,7 @@ class Presence:
 
 
 QUICK_S: Final = 0.1
-"""Seconds between requested beats at least."""
+"""Shortest time in seconds between requested heartbeats."""
 
 
 class Heartbeat:
@@ -151,17 +151,17 @@ class Heartbeat:
         self._beaten_at = 0.0
 
     def called(self) -> None:
-        """Beat soon: somebody may have cancelled a running job."""
+        """Send a heartbeat soon: a running job may have been cancelled."""
         self._asked = True
 
     async def beat(self) -> float:
-        # At a third of the lease: one lost beat must not cost a job.
+        # Beat at a third of the lease, so that one lost heartbeat does not cost a job.
         every_s, now = self._lease_s / 3, time.monotonic()
         if self._asked and now < self._beaten_at + QUICK_S:
             return self._beaten_at + QUICK_S - now
         age_s = QUICK_S / 2 if self._asked else every_s / 2
         runs = {run.job.key: run for run in self._executor.taken_before(now - age_s)}
-        # Most jobs just taken end soon. Those that do not are covered by the next beat, which comes soon too.
+        # Most jobs just taken end soon. The next heartbeat, which follows soon, covers the others.
         soon = self._asked and len(runs) < len(self._executor.runs)
         self._asked, self._beaten_at = soon, now
         if runs:
@@ -180,7 +180,7 @@ SHORT_S: Final = 0.25
 
 
 class Reclaimer:
-    """Takes over jobs of dead workers, as many as there are room and slots for."""
+    """Reclaims jobs of dead workers, as many as there are room and slots for."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Reclaimer:
         self._lease_s = lease_s
 
     async def step(self) -> float:
-        """Take over jobs whose worker was silent for a lease. In a paused queue they wait with the others."""
+        """Reclaim jobs whose worker sent no heartbeat for a lease. Jobs of a paused queue wait."""
         every_s, room = self._lease_s / 2, self._room()
         left = await self._left(room) if room >= 1 else {}
         wants: Counter[str] = Counter()
@@ -227,7 +227,7 @@ class Reclaimer:
         asked = steady_s()
         jobs = await job_queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
         for job in jobs:
-            log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
+            log.warning("%s: its worker stopped sending heartbeats; it runs here now", job.id, extra={"task": job.id})
         self._executor.add(jobs, asked)
         return jobs
 

@@ -33,14 +33,14 @@ log = logging.getLogger("mainspring.worker")
 
 
 PROBE: Final = 8
-"""An empty queue is asked for this part of the room."""
+"""Divisor of the room: the share that an empty queue is asked for."""
 
 MOST_OWED: Final = 64.0
-"""Jobs that a queue may claim later, or must make up for, because partitions that were asked had none."""
+"""Most jobs that a queue may be owed, or owe, because the partitions asked had none."""
 
 
 class Shares:
-    """Divides room between queues by weight. What a queue did not use goes to the others."""
+    """Divides room between queues by weight. Room that a queue does not use goes to the others."""
 
     def __init__(self, weights: Mapping[str, int], *, strict: bool = False) -> None:
         self._weights = dict(weights)
@@ -54,7 +54,7 @@ class Shares:
         return list(self._weights)
 
     def split(self, room: int, having: Iterable[str]) -> dict[str, int]:
-        """How much of each queue to ask for, of those that may have something."""
+        """Return how many jobs to ask of each queue that may have some."""
         names = [name for name in self._weights if name in set(having)]
         if not names or room < 1:
             return {}
@@ -87,8 +87,8 @@ class Shares:
     def came(self, asked: Mapping[str, int], got: Mapping[str, int], having: Iterable[str]) -> None:
         """Record what a round brought. `having` are the queues that may still have something.
 
-        A queue that got less than its share keeps its claim while it has partitions left to ask, and is dry when it has
-        none. What nobody got counts for nobody.
+        A queue that got less than its share keeps its claim while it has partitions left to ask, and is dry if it has
+        none. Room that no queue used counts for none.
         """
         left = set(having)
         full = [name for name in self._weights if name in left and name not in self._dry]
@@ -118,7 +118,7 @@ class PartitionHints:
         self._again: set[int] = set()
         """Partitions announced while they were being asked."""
         self._full: set[tuple[int, str]] = set()
-        """Partitions and queues that gave all they were asked for, so there is more."""
+        """Partitions and queues that returned as many jobs as requested, so there are more."""
         self._last = -1
 
     def add(self, partition: int) -> None:
@@ -131,7 +131,7 @@ class PartitionHints:
             self.add(partition)
 
     def having(self) -> list[str]:
-        """Queues that may have work somewhere."""
+        """Queues that may have jobs somewhere."""
         return [queue for queue, hinted in self._hinted.items() if hinted]
 
     def asks(self, shares: Mapping[str, int]) -> dict[int, dict[str, int]]:
@@ -149,7 +149,7 @@ class PartitionHints:
         return found
 
     def _turn(self, queue: str, most: int) -> list[int]:
-        """The partitions to ask now: whoever is next, and a few that are full; where none is, as many as called."""
+        """Return the partitions to ask now: the next in turn and a few full ones, or those that sent a message."""
         turn = sorted(self._hinted[queue], key=lambda p: (p <= self._last, p))
         full = [partition for partition in turn[1:] if (partition, queue) in self._full]
         if not full:
@@ -157,7 +157,7 @@ class PartitionHints:
         return [*turn[:1], *full[: AT_ONCE - 1]][:most]
 
     def came(self, asks: Mapping[int, Mapping[str, int]], got: Iterable[tuple[int, str]]) -> None:
-        """Forget partitions that gave less than they were asked for: they are empty, unless they called since."""
+        """Forget partitions that returned fewer jobs than requested: they are empty, unless a message came since."""
         counts: dict[tuple[int, str], int] = {}
         for place in got:
             counts[place] = counts.get(place, 0) + 1
@@ -178,21 +178,21 @@ FULL_S: Final = 0.25
 """Seconds to wait for room; usually the role is woken earlier."""
 
 MOST_UNSENT: Final = 4_000
-"""Ended jobs not yet reported to the server, at which no more are taken."""
+"""Ended but unreported jobs from which no more are taken."""
 
 BUSY: Final = 2_000.0
-"""From this many jobs a second on, several are taken together or none."""
+"""Rate of jobs per second from which jobs are taken several at a time."""
 
 
 TURN_S: Final = 0.002
-"""How much earlier a worker answers a call than the one whose turn is next: more than a call needs to the server."""
+"""How much earlier a worker answers a message than the next in turn: more than a call to the server takes."""
 
 MOST_TURNS: Final = 2
-"""A worker waits no longer than these turns, however many workers hear the call: they may serve other queues."""
+"""Most turns a worker waits, however many workers received the message: they may serve other queues."""
 
 
 class Taker:
-    """One round after the other while there is work and room."""
+    """Takes jobs, round after round, while there are jobs and room."""
 
     def __init__(
         self,
@@ -215,27 +215,27 @@ class Taker:
         self._polled_at = 0.0
         self._pauses = Pauses()
         self._took = False
-        """True if the last call of the workers, or what was asked since, brought a job."""
+        """True if the last message, or a poll since, brought a job."""
         self._turn = 0
         self.waits_for_room = False
         """True while the role waits to be woken when there is room."""
 
     @property
     def room(self) -> int:
-        # While the server does not hear how jobs end, no more are begun: nothing piles up here.
+        # While ends cannot be reported to the server, start no more jobs: they would pile up here.
         return self._executor.room if self._unsent() < MOST_UNSENT else 0
 
     @property
     def worthwhile(self) -> bool:
-        """Enough room for a round. The busier, the more: each round then has more to carry."""
+        """Return whether there is room enough for a round. Under load a round waits for more room."""
         room = self.room
         return room >= 1 and (self._executor.rate < BUSY or room >= self._executor.concurrency // 2)
 
     def turn_s(self, listening: int) -> float:
-        """Return how long to wait before answering a call that so many workers have heard.
+        """Return how long to wait before answering a message that so many workers have received.
 
-        The server calls them in the same order each time: without turns the first would get nearly every task of a
-        trickle. Who took a task goes to the end, and one turn ahead with each call that others answered.
+        The server notifies them in the same order each time: without turns the first would get nearly every task of a
+        trickle. A worker that took a task goes to the end, and moves up with each message that others answered.
         """
         self._turn = listening - 1 if self._took else max(0, min(self._turn, listening) - 1)
         self._took = False
@@ -280,7 +280,7 @@ LAST_WORD_S: Final = 1.0
 class WorkerOptions:
     name: str
     queues: Mapping[str, int]
-    """Weights by name; with `strict`, their order alone counts."""
+    """Weights by name; with `strict`, only their order counts."""
     strict: bool = False
     concurrency: int = 64
     lease_s: float = 5.0
@@ -289,13 +289,13 @@ class WorkerOptions:
     error_handler: ErrorHandler | None = None
     log_redact: bool = False
     slots: Mapping[str, Limit] = field(default_factory=dict)
-    """How many jobs of some queues may run at one time, on all workers together."""
+    """Most jobs of a queue that may run at once, on all workers together."""
     queue_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
     """By queue; for handlers without a policy of their own."""
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
-    """The nodes', who carry it out: a lane that they park waits for its head, which is not over then."""
+    """The nodes' lane policy: a task whose failure parks its lane is not over for a worker."""
     queue_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
-    """The nodes' as well, by queue; they go before `lane_policy`."""
+    """The nodes' lane policies by queue; they precede `lane_policy`."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -351,13 +351,13 @@ class Worker:
         )  # fmt: skip
         self._subscription: Subscription | None = None
         self._answer: asyncio.TimerHandle | None = None
-        """The answer to a call that other workers have heard too."""
+        """The pending answer to a message that other workers have received too."""
         self._idle = asyncio.Event()
         self.stopping = False
         kinds = {work.target.partition(":")[0] for work in registry}
         self.finisher.meters.expect(frozenset(kinds))
 
-    # -- what others may ask -----------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     @property
     def crashed(self) -> BaseException | None:
@@ -387,7 +387,7 @@ class Worker:
             lease_ms=int(options.lease_s * 1000),
         )
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         channels = {keys.work: keys.number for keys in self._store.keys.partitions}
@@ -397,15 +397,15 @@ class Worker:
             on_connect=self._reconnected,
         )
         with contextlib.suppress(StoreError):  # the loop tries again
-            await self.presence.step()  # whoever sees that the worker has started finds it in the list
+            await self.presence.step()  # once started, the worker must be in the list
         for loop in self._loops:
             loop.start()
 
     async def stop(self) -> bool:
-        """Finish what runs, give back what does not. True when nothing had to be broken off."""
+        """Finish running jobs and return the others. Return True if no run was broken off."""
         self.stopping = True
         self._present.wake()
-        # Not in the middle of a call: what the server has just given would wait here for a lease.
+        # Not in the middle of a call: jobs that the server has just handed out would wait here for a lease.
         await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
         self.finisher.put_back(self.executor.take_back())
         await self._hand_back()
@@ -415,7 +415,7 @@ class Worker:
         await self.executor.close()
         for loop in (self._watch, self._beat, self._keep, self._present):
             await loop.stop()
-        await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like that of another worker
+        await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like another worker's
         await self._last_word()
         await self._release()
         await self._leave()
@@ -441,7 +441,7 @@ class Worker:
                 while self.finisher.unsent:
                     await self.finisher.step()
         except (StoreError, TimeoutError) as error:
-            log.warning("the ends of %d jobs could not be told (%s); they run again", len(self.finisher.unsent), error)
+            log.warning("%d ended jobs could not be reported (%s); they run again", len(self.finisher.unsent), error)
         await self._hand_back()
 
     async def _release(self) -> None:
@@ -449,21 +449,21 @@ class Worker:
             async with asyncio.timeout(LAST_WORD_S):
                 await self.slots.release()
         except (StoreError, TimeoutError) as error:
-            log.warning("slots could not be given back (%s); others get them when the lease is over", error)
+            log.warning("slots could not be given back (%s); they are free when the lease expires", error)
 
     async def _leave(self) -> None:
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 await self.presence.leave()
         except (StoreError, TimeoutError) as error:
-            log.warning("the worker could not sign off (%s); it is listed until its lease is over", error)
+            log.warning("the worker could not sign off (%s); it is listed until its lease expires", error)
 
     async def _hand_back(self) -> None:
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 await self.finisher.give_back()
         except (StoreError, TimeoutError) as error:
-            log.warning("jobs could not be given back (%s); others get them when the lease is over", error)
+            log.warning("jobs could not be given back (%s); other workers get them when the lease expires", error)
 
     # -- signals between the roles -----------------------------------------------------------------------
 
@@ -496,7 +496,7 @@ class Worker:
             self._idle.set()
 
     def _freed(self, run: JobRun) -> None:
-        """There may be a place, and a slot of its queue."""
+        """Look for jobs: a place, and a slot of this run's queue, may be free."""
         if self.taker.waits_for_room and self.taker.worthwhile:
             self._take.wake()
         if run.job.queue in self.slots.kept:
@@ -513,7 +513,7 @@ def _lanes(options: WorkerOptions) -> LanePolicies:
 
 @contextlib.asynccontextmanager
 async def working(store: Store, registry: Registry, options: WorkerOptions) -> AsyncIterator[Worker]:
-    """A worker that runs within the block."""
+    """Run a worker within the block."""
     worker = Worker(store, registry, options)
     await worker.start()
     try:
