@@ -25,7 +25,7 @@ class KeyList(msgspec.Struct):
 
 
 class KeyMade(KeyShown, frozen=True, kw_only=True):
-    """`key` is its text, which is in this answer and nowhere else."""
+    """`key` is its text, which only this response contains."""
 
     key: str
 
@@ -66,7 +66,7 @@ async def revoke_api_key(call: Call) -> Answer:
 
 
 def _check_shown(call: Call) -> None:
-    """Refuse if the API is open on this machine: a key made here would also open the other nodes."""
+    """Refuse if the API is open on this machine: a key made here would also be valid on the other nodes."""
     call.check_unbound()
     if call.key is OPEN:
         raise Problem(
@@ -81,28 +81,28 @@ def _check_not_repeatable(call: Call) -> None:
     if b"idempotency-key" in call.headers:
         raise Problem(
             "invalid",
-            "Idempotency-Key: a key cannot be made repeatably, for its text is kept nowhere; leave the header out."
-            " If an answer is lost, look for the key in GET /v1/keys, revoke it and make another",
+            "Idempotency-Key: making a key cannot be repeated, because its text is not stored; leave the header out."
+            " If a response is lost, find the key in GET /v1/keys, revoke it and make another",
         )
 
 
 def _check_grant(call: Call, made: ApiKey) -> None:
-    """A key that is limited cannot make itself one that is not."""
+    """Refuse to let a limited key make one with fewer limits."""
     giver = call.key
     if giver.expires_ms is not None and (made.expires_ms is None or made.expires_ms > giver.expires_ms):
-        raise _more("lasts longer than this one does; give it `expires`")
+        raise _more("lasts longer than this one; give it `expires`")
     for namespace in made.namespaces:
         own = namespace in (call.namespace, call.node.config.namespace)
         if not own and not giver.reaches(namespace):
-            raise _more(f"reaches the namespace {namespace[:80]!r}, which this one does not")
+            raise _more(f"may use the namespace {namespace[:80]!r}, which this one may not")
     limit, asked = (call.node.config.api_rate if one.rate is None else one.rate for one in (giver, made))
     if limit and not 0 < asked <= limit:
-        raise _more(f"may come more often than {limit:g} times a second, as this one may; give it `rate`")
+        raise _more(f"may send more than this key's {limit:g} requests a second; give it `rate`")
     quota, wanted = (call.app.quotas.of(one) for one in (giver, made))
     if wanted.tasks > quota.tasks:
-        raise _more(f"may have more than {quota.tasks:,} tasks pending, as this one may; give it `max_pending`")
+        raise _more(f"may have more than this key's {quota.tasks:,} tasks pending; give it `max_pending`")
     if wanted.payload_bytes > quota.payload_bytes:
-        raise _more(f"may have more than {quota.payload_bytes:,} bytes pending, as this one may; give it `max_bytes`")
+        raise _more(f"may have more than this key's {quota.payload_bytes:,} bytes pending; give it `max_bytes`")
 
 
 def _more(what: str) -> Problem:
@@ -110,12 +110,12 @@ def _more(what: str) -> Problem:
 
 
 KEY_ROUTES: Final = (
-    Route("GET", "/v1/keys", list_api_keys, "admin", "API keys, the oldest first; never their texts.",
+    Route("GET", "/v1/keys", list_api_keys, "admin", "API keys, oldest first; never their texts.",
           answers={200: KeyList}),
     Route("POST", "/v1/keys", add_api_key, "admin",
           "Make an API key; its text is in this answer only. An Idempotency-Key is refused.",
           body=KeyOrder, answers={201: KeyMade}, problems=("too-large", "content-type", "out-of-memory")),
-    Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Take an API key away for good.",
+    Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Revoke an API key for good.",
           answers={200: KeyRevoked}),
 )  # fmt: skip
 
@@ -162,7 +162,7 @@ CLUSTER_ROUTE: Final = Route(
 
 
 class Checked(msgspec.Struct):
-    """`server` is where; `status` is ok, warning, error, or unknown where the server does not let itself be asked."""
+    """`server` is its address; `status` is ok, warning, error, or unknown if the server does not allow the check."""
 
     server: str
     name: str
@@ -181,7 +181,7 @@ async def get_doctor(call: Call) -> Answer:
         raise not_ready("the node is starting or stopping")
     if call.namespace != config.namespace:
         config = replace(config, namespace=call.namespace, partitions=None)
-    async with call.app.examining:  # it looks through all keys of the namespace: one at a time is enough
+    async with call.app.examining:  # a checkup reads all keys of the namespace: run one at a time
         found = await checkup(config, url, here=f"node on {socket.gethostname()}")
     return answer(Checkup([Checked(one.where, one.check.name, one.check.status, one.check.message) for one in found]))
 
@@ -203,7 +203,7 @@ async def list_audit(call: Call) -> Answer:
 
 
 AUDIT_ROUTE: Final = Route(
-    "GET", "/v1/audit", list_audit, "admin", "The audit trail, the newest first.", query=AuditQuery,
+    "GET", "/v1/audit", list_audit, "admin", "The audit trail, newest first.", query=AuditQuery,
     answers={200: AuditPage},
 )  # fmt: skip
 
@@ -258,11 +258,11 @@ _TOLD: Final = frozenset({
     "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "result_ttl",
     "retry", "timeout", "url", "lane_policy",
 })  # fmt: skip
-"""Settings of a target that hold no secret; everything else is masked, whatever it may be."""
+"""Settings of a target that contain no secret; all others are masked."""
 
 
 class TargetList(msgspec.Struct):
-    """Name -> its settings, secrets masked."""
+    """Settings of each target by name, secrets masked."""
 
     targets: dict[str, dict[str, Any]]
 
@@ -301,7 +301,7 @@ def _shown(name: str, value: Any) -> Any:
 TARGET_ROUTES: Final = (
     Route("GET", "/v1/targets", list_targets, "read", "List named targets.", answers={200: TargetList}),
     Route(
-        "GET", "/v1/targets/{name}", get_target, "read", "Look at one named target.", answers={200: dict[str, Any]},
+        "GET", "/v1/targets/{name}", get_target, "read", "Show one named target.", answers={200: dict[str, Any]},
         problems=("not-found",),
     ),
 )  # fmt: skip
@@ -315,7 +315,7 @@ class Well(msgspec.Struct):
 
 
 async def livez(call: Call) -> Answer:
-    """The process answers: that is all."""
+    """Answer as long as the process runs."""
     del call
     return _WELL
 
@@ -332,7 +332,7 @@ async def healthy(call: Call) -> Answer:
     if not call.node.ready:
         raise not_ready("the node is starting or stopping")
     if not call.node.healthy:
-        raise not_ready("the server does not answer, or an error holds up the engine; the log says more")
+        raise not_ready("the server does not answer, or an error is blocking the engine; see the log")
     return _WELL
 
 
@@ -347,7 +347,7 @@ TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 async def get_metrics(call: Call) -> Answer:
-    call.check_unbound()  # the names of queues, which are other tenants' too, are among the figures
+    call.check_unbound()  # the metrics name queues, including those of other tenants
     return Answer(200, render(await everything(call.node)).encode(), TEXT)
 
 

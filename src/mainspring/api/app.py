@@ -34,7 +34,7 @@ log = logging.getLogger("mainspring.api")
 
 
 WATCHED: Final[tuple[Route, ...]] = (*admin.PROBE_ROUTES, admin.METRICS_ROUTE)
-"""What a node without the role `api` answers too: whoever watches it must reach it."""
+"""Routes that a node without the role `api` serves too, for monitoring."""
 
 ROUTES: Final[tuple[Route, ...]] = (
     TICK,
@@ -58,7 +58,7 @@ NAMESPACE: Final = b"mainspring-namespace"
 
 
 class App:
-    """Answers requests. Nothing is answered with success before the server has it."""
+    """Answers requests. Success is reported only once the server has stored the result."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -68,7 +68,7 @@ class App:
         self.takes_requests = "api" in node.config.roles
         self.router = Router(ROUTES if self.takes_requests else WATCHED)
         self.reach = AllowList.parse(node.config.http_reach)
-        """What webhooks may reach besides public addresses."""
+        """Private addresses that webhooks may reach besides public ones."""
         self.batches = Batches()
         self.examining = asyncio.Lock()
         self.previewing = asyncio.Lock()
@@ -90,7 +90,7 @@ class App:
 
     async def _answer(self, scope: AsgiScope, receive: Receive) -> Sendable:
         if scope["path"] == "/ticks" and scope["method"] == "POST" and self.takes_requests:
-            route, params = ticks.TICK, NO_PARAMETERS  # the hottest route is not searched for
+            route, params = ticks.TICK, NO_PARAMETERS  # skip the search for the hottest route
         else:
             route, params = self.router.find(scope)
         call = await self._admit(route, scope, receive)
@@ -133,5 +133,5 @@ class App:
 
     def log_unaudited(self, change: Change) -> None:
         log.error(
-            "the server is full and takes no audit entry: %s did %s to %s", change.who, change.what, change.object
+            "the server is full and stores no audit entry: %s did %s to %s", change.who, change.what, change.object
         )

@@ -27,11 +27,11 @@ RETRY_AFTER_S: Final = 1
 PREFIX: Final = "urn:mainspring:problem:"
 
 PROBLEMS: Final = {
-    "malformed": (400, "the request cannot be read: no JSON, no UTF-8, no HTTP"),
+    "malformed": (400, "the request cannot be read: not JSON, not UTF-8, or not HTTP"),
     "invalid": (400, "a value is wrong; the detail names it"),
     "unauthenticated": (401, "no API key, or one that is unknown, expired or revoked"),
     "forbidden": (403, "the key's role or its targets do not allow this"),
-    "not-found": (404, "nothing is there, or nothing that this key may see"),
+    "not-found": (404, "it does not exist, or this key may not see it"),
     "method": (405, "the path answers other methods; they are in the header Allow"),
     "timeout": (408, "the request came too slowly"),
     "conflict": (409, "the id is taken, or the object has changed meanwhile"),
@@ -40,19 +40,19 @@ PROBLEMS: Final = {
     "too-large": (413, "the body, or a part of it, is larger than the limit"),
     "content-type": (415, "the body is of another type than the route takes, or compressed"),
     "idempotency": (422, "the Idempotency-Key was used before with another request"),
-    "rate": (429, "too many requests; Retry-After says when to come again"),
+    "rate": (429, "too many requests; Retry-After says when to try again"),
     "quota": (429, "the key has as many tasks or bytes pending as it may; it can put more as they become due"),
     "headers": (431, "the headers are larger than the limit"),
     "bug": (500, "an error in Mainspring itself"),
-    "unavailable": (503, "the server does not answer, or the node is starting or stopping; come again"),
-    "not-confirmed": (503, "stored, but the asked durability was not reached: repeat with the same id"),
+    "unavailable": (503, "the server does not answer, or the node is starting or stopping; try again"),
+    "not-confirmed": (503, "stored, but the requested durability was not reached: repeat with the same id"),
     "out-of-memory": (507, "the server is full; nothing was written"),
 }
 """Slug -> status and meaning."""
 
 
 class Problem(Exception):
-    """An answer that is an error. `kind` is stable, for programs; `detail` is for people."""
+    """An error response. `kind` is stable, for programs; `detail` is for people."""
 
     def __init__(self, kind: str, detail: str, **headers: str) -> None:
         super().__init__(detail)
@@ -60,7 +60,7 @@ class Problem(Exception):
         self.kind = kind
         self.detail = detail
         self.members: dict[str, Any] = {}
-        """What programs may want to know besides."""
+        """Further fields for programs."""
         self.headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     @property
@@ -81,7 +81,7 @@ def not_ready(detail: str) -> Problem:
 
 
 def problem_of(error: MainspringError) -> Problem:
-    """What the store's errors are over HTTP."""
+    """Return the HTTP problem for an error of the store."""
     match error:
         case OutOfMemory():
             return Problem("out-of-memory", str(error), retry_after=str(RETRY_AFTER_S))
@@ -126,7 +126,7 @@ GUARDED: Final = (
 """Headers of every response for browsers: no caching, no loading, no framing."""
 
 READ_ANYWAY_BYTES: Final = 8 << 20
-"""A body that is too large is read up to here all the same: many callers hear an answer only after they sent all."""
+"""Bytes of an oversized body that are read all the same: many clients read a response only after sending everything."""
 
 encode: Final = msgspec.json.Encoder().encode
 
@@ -136,13 +136,13 @@ class HungUp(Exception):
 
 
 class Sendable(Protocol):
-    """An answer, whole or in pieces."""
+    """A response, whole or in pieces."""
 
     async def send(self, send: AsgiSend) -> None: ...
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Status, body and what is said about it."""
+    """Status, body and headers of a response."""
 
     status: int = 200
     body: bytes = b""
@@ -173,7 +173,7 @@ _VIEWS: Final = frozenset(
 
 
 def answer(value: Any, status: int = 200, *headers: Header) -> Answer:
-    """A value as JSON, its instants also as text."""
+    """Return a value as a JSON response, its instants also as text."""
     return Answer(status, encode(with_times(value)), headers=headers)
 
 
@@ -191,12 +191,12 @@ def with_times(value: Any) -> Any:
 
 
 def answer_to_error(error: Exception) -> Answer:
-    """What the caller hears of it. Anything but a Problem or an error of ours is a bug; who caught it logs it."""
+    """Return the response for an error. Anything but a Problem or an error of ours is a bug, which the caller logs."""
     if isinstance(error, Problem):
         return refusal(error)
     if isinstance(error, MainspringError):
         return refusal(problem_of(error))
-    return refusal(Problem("bug", "an error in Mainspring itself; its log says more"))
+    return refusal(Problem("bug", "an error in Mainspring itself; see its log"))
 
 
 def refusal(problem: Problem) -> Answer:
@@ -204,7 +204,7 @@ def refusal(problem: Problem) -> Answer:
 
 
 async def read_body(receive: Receive, limit: int, what: str = "a body") -> bytes:
-    """The whole body, or a Problem when it is larger than the limit."""
+    """Return the whole body; raise a Problem if it is larger than the limit."""
     message = await receive()
     body: bytes = message.get("body", b"")
     size = len(body)
@@ -230,7 +230,7 @@ MAX_PARAMETERS: Final = 32
 
 
 def read_query(kind: type | None, query: bytes) -> Any:
-    """The parameters as the route's Struct; unknown and repeated ones are errors, never ignored."""
+    """Return the parameters as the route's Struct; unknown and repeated ones are errors, never ignored."""
     if not query:
         return None if kind is None else kind()
     try:
@@ -247,7 +247,7 @@ def read_query(kind: type | None, query: bytes) -> Any:
     for name, _ in pairs:
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "there are none here"
-            raise Problem("invalid", f"parameter {name[:80]!r} is not known; {there}")
+            raise Problem("invalid", f"parameter {name[:80]!r} is unknown; {there}")
     if len(given) < len(pairs):
         raise Problem("invalid", "a parameter is given more than once")
     try:
@@ -257,7 +257,7 @@ def read_query(kind: type | None, query: bytes) -> Any:
 
 
 def read_json(kind: Any, body: bytes, depth: int) -> Any:
-    """A body as the route's type. An empty one is an empty object."""
+    """Return a body as the route's type. An empty one is an empty object."""
     body = body or b"{}"
     check_depth(body, depth)
     try:
@@ -271,7 +271,7 @@ def read_json(kind: Any, body: bytes, depth: int) -> Any:
 
 
 def _choices(kind: Any, error: str) -> str:
-    """Which words there are, where another was given."""
+    """Return the allowed words, if an unknown one was given."""
     named = _WRONG_WORD.search(error)
     hint = None if named is None or not isinstance(kind, type) else get_type_hints(kind).get(named[1])
     words = [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
@@ -285,14 +285,14 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 @cache
 def field_names(kind: Any) -> tuple[bytes, ...]:
-    """Names of a Struct's fields in JSON."""
+    """Return the names of a Struct's fields in JSON."""
     return tuple(b'"%b"' % name.encode() for name in getattr(kind, "__struct_encode_fields__", ()))
 
 
 def check_repeated(body: bytes, names: tuple[bytes, ...]) -> None:
-    """Refuse a field that is given twice: whoever wrote it cannot know which of the two counts."""
+    """Refuse a field that is given twice: it is unclear which of the two counts."""
     if names and b"\\" not in body and all(body.count(name) < 2 for name in names):
-        return  # nothing is escaped, so a name looks like itself, and no text holds a quote
+        return  # nothing is escaped: names appear literally, and no text contains a quote
     level, seen = 0, set()
     for token in _TOKENS.finditer(body):
         if token[1] is None:
@@ -305,9 +305,9 @@ def check_repeated(body: bytes, names: tuple[bytes, ...]) -> None:
 
 
 def check_depth(body: bytes, depth: int, *, level: int = 0) -> None:
-    """Refuse what is nested deeper: decoders here and at receivers run out of stack.
+    """Refuse JSON that is nested deeper: decoders here and at receivers would run out of stack.
 
-    `level` is how deep it lies itself.
+    `level` is the depth at which the body itself is nested.
     """
     if body.count(b"[") + body.count(b"{") <= depth - level:
         return
@@ -331,7 +331,7 @@ def check_content_type(headers: Headers, wanted: tuple[bytes, ...]) -> None:
 
 
 def when(text: str | None, field: str) -> When | None:
-    """An instant in a parameter: ISO 8601 with an offset, or epoch milliseconds."""
+    """Return an instant in a parameter: ISO 8601 with an offset, or epoch milliseconds."""
     if text is None:
         return None
     # A + is a space in a query, but a time never contains one.

@@ -24,7 +24,7 @@ from .asgi import Headers, Problem
 log = logging.getLogger("mainspring.api")
 
 FRESH_S: Final = 1.0
-"""How long a revoked key may still open on a node that has just looked."""
+"""Seconds that a revoked key may still be valid on a node that has just read the keys."""
 
 
 _SETTING: Final = "api_key_file (MAINSPRING_API_KEY_FILE)"
@@ -32,7 +32,7 @@ _MAKE_ONE: Final = "Write a key into it: mainspring key generate"
 
 
 class KeyRing:
-    """Finds the key behind a text. The store is asked once a second at most, and only when somebody calls."""
+    """Finds the key of a text. Reads the store at most once a second, and only when a request comes."""
 
     def __init__(self, namespace: str, file: Path | None, now: Callable[[], float] = time.monotonic) -> None:
         self._namespace = namespace
@@ -43,14 +43,14 @@ class KeyRing:
         self._lock = asyncio.Lock()
 
     async def find(self, store: Store, token: str) -> ApiKey | None:
-        """None for a key that is unknown, revoked or over."""
+        """Return the key; None if it is unknown, revoked or expired."""
         hashed = hash_of(token)
         if hashed not in self._of_file:
             await self._freshen(store)
         return self._known(hashed, store.clock.now_ms())
 
     def at_hand(self, token: str, now_ms: int) -> ApiKey | None:
-        """The same by what was read within the last second; None also for one that has to be looked for."""
+        """Return the key if it was read within the last second; None also if it has to be looked up."""
         hashed = hash_of(token)
         fresh = hashed in self._of_file or self._now() < self._fresh_until
         return self._known(hashed, now_ms) if fresh else None
@@ -66,7 +66,7 @@ class KeyRing:
         return not self._of_file and all(key.expired(now_ms) for key in self._stored.values())
 
     def forget(self) -> None:
-        """Ask the store at the next call."""
+        """Read the store at the next request."""
         self._fresh_until = float("-inf")
 
     async def _freshen(self, store: Store) -> None:
@@ -84,30 +84,30 @@ def _read(file: Path) -> list[ApiKey]:
     except OSError as error:
         raise ConfigError(f"{_SETTING}: cannot read {file}: {error.strerror}. {_MAKE_ONE}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{_SETTING}: {file} is no text in UTF-8. {_MAKE_ONE}") from None
+        raise ConfigError(f"{_SETTING}: {file} is not UTF-8 text. {_MAKE_ONE}") from None
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not tokens:
         raise ConfigError(f"{_SETTING}: {file} is empty, or holds comments only. {_MAKE_ONE}")
     if not all(map(is_token, tokens)):
         raise ConfigError(
-            f"{_SETTING}: {file} must hold API keys, one a line: msk_ and at least 22 letters and digits. {_MAKE_ONE}"
+            f"{_SETTING}: {file} must hold API keys, one per line: msk_ and at least 22 letters and digits. {_MAKE_ONE}"
         )
     return [_key(n, hash_of(one)) for n, one in enumerate(tokens, 1)]
 
 
 def _key(number: int, hashed: str) -> ApiKey:
-    """Its id is its own: rates and `Idempotency-Key`s go by it. Not by the line, where another may stand soon."""
+    """Return a key whose id depends on its text: rates and `Idempotency-Key`s use the id, and lines may change."""
     return ApiKey(f"file-{hashed[:10]}", f"key {number} of the file", "admin", hashed, 0)
 
 
 MOST_CLIENTS: Final = 10_000
 FAILURES_A_SECOND: Final = 1.0
 FAILURES_AT_ONCE: Final = 20.0
-"""Wrong keys an address may show; a person who mistypes one never gets there."""
+"""Wrong keys an address may send in a row; a person who mistypes one never reaches that."""
 
 
 class Rates:
-    """Buckets by client. The one that was quiet for longest is forgotten first: its bucket is full again anyway."""
+    """Token buckets by client. The bucket unused for longest is forgotten first: it is full again anyway."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, *, processes: int = 1) -> None:
         self._now = now
@@ -125,7 +125,7 @@ class Rates:
             )
 
     def take_some(self, client: str, rate: float, burst: float, wanted: int) -> int:
-        """Count as many of `wanted` requests as there is room for, and return their number.
+        """Count up to `wanted` requests while there is room; return how many were counted.
 
         Each of several processes on one port admits its share: connections spread over them, and counts are not shared.
         """
@@ -141,23 +141,23 @@ class Rates:
 
 
 OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
-"""Whoever comes without a key where none is needed."""
+"""The key of callers without one, where none is needed."""
 
 
 def client_of(key: ApiKey, address: str) -> str:
-    """Whose requests are counted together: those of a key, or without one those of an address."""
+    """Return whose requests are counted together: those of a key or, without one, of an address."""
     return f"at {address}" if key is OPEN else f"key {key.id}"
 
 
 COUNT_S: Final = 1.0
-"""How long a process keeps what it has to add to the counts of quotas."""
+"""Seconds between writes of a process's additions to the counts of quotas."""
 _STOP_S: Final = 1.0
-"""How long a stop waits for that."""
+"""Seconds that a stop waits for the last such write."""
 _WARN_S: Final = 60.0
 
 
 class Quota(NamedTuple):
-    """What a key may have pending in one namespace."""
+    """Limits on what a key may have pending in one namespace."""
 
     tasks: float
     payload_bytes: float
@@ -169,27 +169,27 @@ class Quota(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """What one key has pending in one namespace, as this process knows it."""
+    """Pending tasks and bytes of one key in one namespace, as this process knows them."""
 
     key_id: str
     store: Store
     tasks: int = 0
     payload_bytes: int = 0
     added: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Tasks and bytes that the server does not know yet, by when they stop counting. They are in the sums."""
+    """Tasks and bytes the server does not know yet, by when they stop counting. They are part of the sums."""
     until_ms: float = inf
-    """When the sums are no longer right, because something is due."""
+    """When the sums become outdated because something is due."""
     seen_s: float = -inf
-    """When the server was asked last."""
+    """When the server was last asked."""
     warned_s: float = -inf
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = None
 
 
 class Quotas:
-    """Counts what the keys have pending.
+    """Counts the pending tasks of keys.
 
-    All processes add to the same counts, each once a second, and go by what they know in between. So together they may
+    All processes add to the same counts once a second, and use the last known sums in between. Together they may
     exceed a quota by what they accept within a second or two.
     """
 
@@ -201,7 +201,7 @@ class Quotas:
         self._counting: set[asyncio.Task[None]] = set()
 
     def of(self, key: ApiKey) -> Quota:
-        """Callers without a key have none: where no key is needed, whoever comes is trusted."""
+        """Return the quota of a key. Callers without a key have none: every caller is trusted then."""
         if key is OPEN:
             return Quota(inf, inf)
         tasks = self._config.api_pending_tasks if key.max_pending is None else key.max_pending
@@ -209,10 +209,10 @@ class Quotas:
         return Quota(tasks or inf, payload_bytes or inf)
 
     def has_room(self, key: ApiKey, store: Store) -> bool:
-        """Whether one more tick of this key is within its quota, by what is known without asking."""
+        """Return whether one more tick is within the key's quota, by the last known sums."""
         quota, known = self.of(key), self._pending.get((store.keys.namespace, key.id))
         if known is None or known.seen_s == -inf:
-            return quota.is_none or not key.may("submit")  # which is refused for that
+            return quota.is_none or not key.may("submit")  # refused for the missing right instead
         return known.tasks < quota.tasks and known.payload_bytes + MAX_PAYLOAD_BYTES <= quota.payload_bytes
 
     async def check(self, key: ApiKey, store: Store, payload_bytes: int) -> None:
@@ -241,8 +241,7 @@ class Quotas:
         return dict.fromkeys(refused, problem)
 
     def add(self, key: ApiKey, store: Store, stored: Iterable[tuple[int, int]]) -> None:
-        """Count tasks that are stored, by their due times and the bytes of their payloads. What is due already is not
-        pending."""
+        """Count stored tasks by due time and bytes of payload. Tasks that are already due are not pending."""
         if self.of(key).is_none:
             return
         known, now_ms = self._of(key, store), store.clock.now_ms()
@@ -263,14 +262,14 @@ class Quotas:
             async with asyncio.timeout(_STOP_S):
                 await asyncio.gather(*map(self._count_later, unwritten))
         except TimeoutError:
-            log.warning("the server does not answer: what keys put within the last second is missing from their quotas")
+            log.warning("the server does not answer: tasks put within the last second are missing from quotas")
 
     def _of(self, key: ApiKey, store: Store) -> _Pending:
         name = store.keys.namespace, key.id
         known = self._pending.get(name)
         if known is None:
             known = self._pending[name] = _Pending(key.id, store)
-        known.store = store  # of the client that the node has now
+        known.store = store  # the store of the node's current client
         return known
 
     def _begin_count(self, known: _Pending) -> None:
@@ -282,13 +281,13 @@ class Quotas:
         try:
             await self._count(known)
         except StoreError as error:
-            log.warning("key %s: what it put within the last second is missing from its quota: %s", known.key_id, error)
+            log.warning("key %s: tasks put within the last second are missing from its quota: %s", known.key_id, error)
 
     async def _count(self, known: _Pending) -> None:
         asked_s = self._now()
         async with known.lock:
             if known.seen_s > asked_s and not known.added:
-                return  # a caller that was before this one has just asked
+                return  # another caller has just asked
             if known.timer is not None:
                 known.timer.cancel()
                 known.timer = None
@@ -301,7 +300,7 @@ class Quotas:
 
 
 def _beyond(known: _Pending, quota: Quota, sizes: Sequence[int]) -> list[int]:
-    """Which of some tasks have no room any more."""
+    """Return which of some tasks exceed the quota."""
     tasks, payload_bytes = known.tasks, known.payload_bytes
     if tasks + len(sizes) <= quota.tasks and payload_bytes + sum(sizes) <= quota.payload_bytes:
         return []
@@ -333,7 +332,7 @@ _HOSTS_KEPT: Final = 100
 
 
 class Authenticator:
-    """Lets callers in by their key; without one only where the settings say so."""
+    """Authenticates callers by their key; without one only if the settings allow it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -342,7 +341,7 @@ class Authenticator:
         self._rates = Rates(processes=config.processes)
         self._hosts: set[bytes] = set()
         self.free = not config.needs_keys and not config.api_rate
-        """Callers without a key are not even counted."""
+        """True if callers without a key are not even counted."""
 
     async def check_start(self, store: Store) -> None:
         """Refuse to listen when no key exists: the API would reject every request."""
@@ -382,7 +381,7 @@ class Authenticator:
         return None if token is None else self.ring.at_hand(token, clock.now_ms())
 
     def let_in(self, key: ApiKey, headers: Headers, address: str) -> None:
-        """The rest of `admit`, for a key that was at hand."""
+        """Do the rest of `admit` for a key that was at hand."""
         if key is OPEN:
             self.without_key(headers)
         self._count(key, address)
@@ -413,9 +412,9 @@ class Authenticator:
         return self._config.api_rate if key.rate is None else key.rate
 
     def _check_origin(self, headers: Headers) -> None:
-        """Refuse what a web page in a browser sends: without keys, whoever reaches the port may do everything.
+        """Refuse requests from web pages in a browser: without keys, anyone who reaches the port may do everything.
 
-        A page of another site is known by its Origin, one that points its own name at this address by the Host.
+        Origin reveals a page of another site; Host reveals one that points its own name at this address.
         """
         host = headers.get(b"host", b"localhost")
         if host not in self._hosts:
@@ -438,7 +437,7 @@ class Authenticator:
 
 
 def _cannot_be_registered(name: str) -> bool:
-    """Whether a host is an address or a name of a private network: no page can come from it by way of public DNS."""
+    """Return whether a host is a private address or name: no page can come from it through public DNS."""
     try:
         ip_address(name)
     except ValueError:
@@ -447,14 +446,14 @@ def _cannot_be_registered(name: str) -> bool:
 
 
 def _bearer(shown: bytes) -> str | None:
-    """The key in an Authorization header, if it is the text of one."""
+    """Return the key in an Authorization header, if its text has the form of one."""
     scheme, _, token = shown.decode("latin-1").partition(" ")
     token = token.strip()
     return token if scheme.lower() == "bearer" and is_token(token) else None
 
 
 def _name_of(host: bytes) -> str:
-    """`127.0.0.1:8000` and `[::1]:8000` without their port."""
+    """Return `127.0.0.1:8000` or `[::1]:8000` without the port."""
     text = host.decode("latin-1")
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -467,7 +466,7 @@ def check_target(key: ApiKey, target: str) -> None:
 
 
 def check_lane(key: ApiKey, lane: str | None) -> None:
-    """Refuse a lane of somebody else to a key bound to targets: a task of its own that fails would block that lane."""
+    """Refuse another tenant's lane to a key bound to targets: a failing task of the key would block that lane."""
     if lane is not None and key.targets is not None and not lane.startswith(f"{key.id}/"):
         raise Problem(
             "forbidden",

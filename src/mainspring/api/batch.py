@@ -1,4 +1,4 @@
-"""`POST /v1/tasks:batch`: tasks as lines of JSON; the answer has one line for each, and a summary as the last."""
+"""`POST /v1/tasks:batch`: tasks as lines of JSON. The response has one line per task, and a summary as the last."""
 
 import asyncio
 from collections import Counter, deque
@@ -45,16 +45,16 @@ _PUBLIC: Final = AllowList()
 
 
 class Portion(msgspec.Struct):
-    """Some lines: the tasks with the numbers of their lines, and what is wrong with the others."""
+    """Some lines: their tasks by line number, and the problems of the other lines."""
 
     first: int
     numbers: Sequence[int]
     tasks: list[Task]
     wrong: dict[int, Problem]
     keyed: set[int] = msgspec.field(default_factory=set)
-    """Lines with ids made of the Idempotency-Key: such an id is known already only if the line was sent before."""
+    """Lines with ids made from the Idempotency-Key: such an id is known only if the line was sent before."""
     marks: dict[int, bytes] = msgspec.field(default_factory=dict)
-    """With an Idempotency-Key: what is noted of each line once its task is stored."""
+    """With an Idempotency-Key: the mark to store for each line once its task is stored."""
     repeated: dict[int, Task] = msgspec.field(default_factory=dict)
     """Lines that an earlier request with the Idempotency-Key has stored."""
 
@@ -64,7 +64,7 @@ class Portion(msgspec.Struct):
 
 
 class Repeats:
-    """Knows the lines of a batch with an Idempotency-Key again."""
+    """Recognizes lines of a repeated batch by its Idempotency-Key."""
 
     def __init__(self, salt: bytes, query: "BatchQuery", began_ms: int, holds: Callable[[int, bytes], bool]) -> None:
         """`began_ms` is the time of the first request with the key, `holds` says if a line has been marked."""
@@ -74,11 +74,11 @@ class Repeats:
         self._rules = f"{query.durability} {query.on_conflict}".encode(), query.durability.encode()
 
     def id_of(self, number: int, raw: bytes) -> str:
-        """The id of a line that has none."""
+        """Return the id of a line without one."""
         return "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
 
     def mark_of(self, number: int, raw: bytes, *, named: bool) -> bytes:
-        """What is noted of a line. The rule for known ids is a part of it if the line has an id of its caller's."""
+        """Return the mark of a line. The rule for known ids is part of it if the line has a caller's id."""
         text = b"%d %b %b" % (number, self._rules[not named], raw.strip())
         return blake2b(text, key=self._salt, digest_size=MARK_BYTES).digest()
 
@@ -101,11 +101,13 @@ class Lines:
         self._repeats = repeats
         self.taken = 0
         self._targets: set[str] = set()
-        """Those that were found good before."""
+        """Targets that were checked before."""
 
     def take(self, portion: bytes, now_ms: int, most_wrong: int) -> Portion:
-        """Return the tasks of some lines. Empty lines count, and are left out. Nothing is looked at behind the last of
-        `most_wrong` wrong lines; `taken` is then its number."""
+        """Return the tasks of some lines. Empty lines count but are skipped.
+
+        Stop after `most_wrong` invalid lines; `taken` is then the number of the last one.
+        """
         count = count_lines(portion)
         first = self.taken + 1
         self.taken += count
@@ -113,7 +115,7 @@ class Lines:
             try:
                 decoded = _decoder.decode_lines(portion)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                decoded = []  # one of them is wrong: each for itself, to say which
+                decoded = []  # one is invalid: decode each line on its own, to name it
             if len(decoded) == count:
                 if self._are_usual(portion, decoded, now_ms):
                     return Portion(first, range(first, first + count), cast("list[Task]", decoded), {})
@@ -123,8 +125,10 @@ class Lines:
         return self._take_each(portion, first, now_ms, most_wrong)
 
     def _are_usual(self, portion: bytes, decoded: list[NewTask], now_ms: int) -> bool:
-        """Whether `_take_all` would take every line as it is, and none has a field but the usual, or one of them twice:
-        either would show as more quotes. Asked of all of them together, field by field, it costs half as much."""
+        """Return whether `_take_all` would take every line unchanged, without unusual or repeated fields.
+
+        Either would show as additional quotes. Checking all lines together, field by field, costs half as much.
+        """
         times = [new.at for new in decoded]
         if set(map(type, times)) != {int}:
             return False
@@ -140,13 +144,13 @@ class Lines:
             and "" not in ids
             and max(map(len, ids), default=0) < _SHORT
             and portion.count(b'"') == _usual_quotes(len(decoded), len(ids), len(payloads), text)
-            and is_simple(text)  # what stands elsewhere is decoded, and not skipped over
+            and is_simple(text)  # text outside payloads is decoded, not skipped
         )
 
     def _take_all(
         self, first: int, decoded: list[NewTask], now_ms: int, *, simple: bool
     ) -> tuple[Portion, list[NewTask]]:
-        """The tasks, and the lines that carry more than the usual."""
+        """Return the tasks, and the lines with unusual fields."""
         found = Portion(first, range(first, first + len(decoded)), [], {})
         odd: list[NewTask] = []
         targets, depth, last_ms = self._targets, self._depth, now_ms + HORIZON_MS
@@ -154,7 +158,7 @@ class Lines:
         for new in decoded:
             payload = new.payload
             at = new.at
-            # A known target, a plain time, a short id or none: nothing is left to check.
+            # A known target, a plain time, and a short id or none need no further checks.
             if (
                 (simple or is_simple(bytes(payload)))
                 and type(at) is int
@@ -195,7 +199,7 @@ class Lines:
         return found
 
     def _take_slowly(self, found: Portion, number: int, new: NewTask, now_ms: int, raw: bytes = b"") -> None:
-        """Any line, with everything it may carry."""
+        """Take any line, with all its fields."""
         try:
             check_depth(bytes(new.payload), self._depth, level=1)
             task = self._task(number, new, now_ms, raw)
@@ -229,7 +233,7 @@ class Lines:
         return task
 
     def _knows(self, target: str) -> bool:
-        """Whether a target is good, and this caller may use it."""
+        """Return whether a target is valid and this caller may use it."""
         if target in self._targets:
             return True
         try:
@@ -261,7 +265,7 @@ def _decode(raw: bytes, depth: int) -> NewTask:
 
 
 def _may_repeat(portion: bytes, decoded: list[NewTask], odd: list[NewTask]) -> bool:
-    """Whether there are more quotes than the fields need that were found. One count instead of a look at each line."""
+    """Return whether there are more quotes than the known fields need: one count instead of a check per line."""
     named = len(decoded) - [new.id for new in decoded].count(None)
     payloads = [new.payload for new in decoded if new.payload is not NO_PAYLOAD]
     usual = _usual_quotes(len(decoded) - len(odd), named, len(payloads), b"".join(payloads))
@@ -269,13 +273,13 @@ def _may_repeat(portion: bytes, decoded: list[NewTask], odd: list[NewTask]) -> b
 
 
 def _usual_quotes(lines: int, ids: int, payloads: int, text: bytes) -> int:
-    """What lines need that have a target, a number as their time, so many ids and payloads, and nothing else; `text` is
-    all payloads."""
+    """Return the quotes in lines with a target, a numeric time, and so many ids and payloads; `text` is all payloads
+    together."""
     return 6 * lines + 4 * ids + 2 * payloads + text.count(b'"')
 
 
 def _quotes(new: NewTask) -> int:
-    """What a line needs besides its id and payload, at the least."""
+    """Return the quotes that a line needs at least, besides its id and payload."""
     texts = sum(text is not None for text in (new.target, new.after, new.lane, new.retry, new.timeout))
     times = [time for time in (new.at, new.expires) if time is not None]
     return 4 * texts + sum(4 if isinstance(time, str) else 2 for time in times)
@@ -296,19 +300,19 @@ def count_lines(text: bytes) -> int:
 
 PORTION_BYTES: Final = 384 * 1024
 PORTION_LINES: Final = 4_096
-"""What is checked and written together at most: enough to write many tasks at once, little enough not to keep the event
-loop from others. Lines have a bound of their own: a wrong one may be a byte, and costs more than a good one."""
+"""Most lines checked and written together: enough for efficient writes, few enough to keep the event loop free. Lines
+have a limit besides bytes, because an invalid one may be a single byte and costs more than a valid one."""
 
 AT_ONCE: Final = 32
-"""Batches that one process reads at one time."""
+"""Batches that one process reads at once."""
 AT_ONCE_OF_ONE: Final = 8
-"""Batches of one client among them, so that a slow or greedy client does not close the route for the others."""
+"""Batches of one client among them, so that a slow or greedy client cannot block the route for others."""
 
 HELD_BYTES: Final = 64 << 20
-"""Answers that one process holds. Most clients read nothing before they have sent everything, so answers are kept until
-then; all batches share the room."""
+"""Bytes of responses held by one process, for all batches. Most clients read nothing before they have sent everything,
+so responses are kept until then."""
 PIECE_BYTES: Final = 256 * 1024
-"""An answer is sent in pieces about this large, each once the client has taken the one before."""
+"""Approximate size of the pieces of a response; each is sent once the client has taken the one before."""
 
 
 class BatchQuery(msgspec.Struct, frozen=True):
@@ -320,7 +324,7 @@ class BatchQuery(msgspec.Struct, frozen=True):
 
 
 class LineAnswer(msgspec.Struct, omit_defaults=True):
-    """What became of one line: `error` (a problem document), or the other fields. The last line is the summary."""
+    """Outcome of one line: `error` (a problem document), or the other fields. The last line is the summary."""
 
     line: int = 0
     id: str = ""
@@ -328,13 +332,13 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
     outcome: PutOutcome | None = None
     past: bool = False
     confirmed: bool = True
-    """False where it is stored, but not as safely as was asked for."""
+    """False if the task is stored, but not at the requested durability."""
     error: dict[str, Any] | None = None
     summary: "Summary | None" = None
 
 
 class Summary(msgspec.Struct):
-    """`complete` is false when the rest was not taken; `next_line` is then the first to be sent again. `skipped` is the
+    """`complete` is false if the rest was not taken; send it again from `next_line` on. `skipped` is the
     number of lines that were received and not looked at."""
 
     lines: int = 0
@@ -352,7 +356,7 @@ _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 LineOutcome = Handle | MainspringError | None
-"""What became of a task; None when it was stored and only counted."""
+"""Outcome of a task; None if it was stored and only counted."""
 
 
 class Batches:
@@ -366,9 +370,9 @@ class Batches:
     def slot(self, client: str) -> Iterator[None]:
         """Count a batch while it is read; refuse one too many."""
         if self.reading.total() >= AT_ONCE:
-            raise Problem("rate", f"{AT_ONCE} batches are being read at this moment", retry_after="1")
+            raise Problem("rate", f"{AT_ONCE} batches are being read already", retry_after="1")
         if self.reading[client] >= AT_ONCE_OF_ONE:
-            detail = f"{AT_ONCE_OF_ONE} batches of this client are being read at this moment; send fewer at a time"
+            detail = f"{AT_ONCE_OF_ONE} batches of this client are being read already; send fewer at a time"
             raise Problem("rate", detail, retry_after="1")
         self.reading[client] += 1
         try:
@@ -380,7 +384,7 @@ class Batches:
 
 
 class BatchAnswer:
-    """Lines of an answer, held until all of the request is read, then sent piece by piece."""
+    """Lines of a response, held until the whole request is read, then sent piece by piece."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -408,7 +412,7 @@ class BatchAnswer:
             self.drop()
 
     def drop(self) -> None:
-        """Forget what is not sent."""
+        """Discard unsent lines."""
         self._batches.held_bytes -= sum(map(len, self._pieces))
         self._pieces.clear()
 
@@ -450,7 +454,7 @@ class _Batch:
         self._summary = Summary()
         self._failure: MainspringError | None = None
         self._received = 0
-        """Lines that came, looked at or not."""
+        """Lines received, whether looked at or not."""
         self._looked_at = 0
         self._wrong_left = call.node.config.api_batch_errors
         rejects = self._query.on_conflict == "reject"
@@ -458,11 +462,11 @@ class _Batch:
         self._signs = not call.key.may("operate")
         may_be_refused = rejects or self._signs
         self._counts = self._query.answers == "errors" and not may_be_refused and call.may_reach_all
-        """Nobody asks for ids: what was stored is only counted, which is cheaper."""
+        """True if the caller does not need ids: stored tasks are only counted, which is cheaper."""
         self._has_quota = not call.app.quotas.of(call.key).is_none
 
     async def read(self) -> None:
-        """Write the tasks of all lines, or of as many as the limits allow; what comes behind them is only counted."""
+        """Write the tasks of all lines, or as many as the limits allow; only count the lines after those."""
         config = self._call.node.config
         rest, size, more = b"", 0, True
         writing: asyncio.Task[None] | None = None
@@ -493,11 +497,11 @@ class _Batch:
         summary = self._summary
         summary.skipped = self._received - self._looked_at
         if self._failure is not None and not summary.created + summary.kept + summary.replaced:
-            raise self._failure  # nothing is known to be stored: the whole request is to be sent again
+            raise self._failure  # nothing is known to be stored: repeat the whole request
         self._answer.add(_encode_lines([LineAnswer(summary=summary)]))
 
     def _take(self, portion: bytes) -> Portion | None:
-        """Return what the lines hold; None once a limit is reached."""
+        """Return the tasks of the lines; None once a limit is reached."""
         if not self._summary.complete or not (lines := self._within_limits(portion)):
             return None
         found = self._lines.take(lines, self._call.client.store.clock.now_ms(), self._wrong_left)
@@ -508,16 +512,16 @@ class _Batch:
         return found
 
     def _within_limits(self, portion: bytes) -> bytes:
-        """Return the lines that may be taken, which are all of them unless a limit is reached."""
+        """Return the lines within the limits."""
         config, taken, count = self._call.node.config, self._lines.taken, count_lines(portion)
         if not self._answer.has_room:
-            self._stop("rate", "the answers of batches fill their memory; send the rest, or ask for errors", taken + 1)
+            self._stop("rate", "memory for batch responses is full; send the rest, or use answers=errors", taken + 1)
             return b""
         allowed = min(count, config.api_batch_lines - taken)
         if allowed < count:
             most = config.api_batch_lines
             self._stop("too-large", f"a batch has at most {most} lines here; send the rest", most + 1)
-        # The request itself was counted when it was let in: that is its first line.
+        # The request itself was counted when it was admitted: that covers its first line.
         counted = allowed - (taken == 0)
         granted = self._call.app.authenticator.count_lines(self._call.key, self._call.address, counted)
         if granted < counted:
@@ -561,7 +565,7 @@ class _Batch:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
     async def _keep_to_quota(self, portion: Portion) -> None:
-        """Refuse lines beyond the key's quota; a later one may be small enough, so the batch goes on."""
+        """Refuse lines beyond the key's quota; a later one may be small enough, so the batch continues."""
         call, tasks = self._call, portion.tasks
         sizes = [len(task.payload) for task in tasks]
         try:
@@ -575,8 +579,8 @@ class _Batch:
             portion.tasks = [task for index, task in enumerate(tasks) if index not in refused]
 
     def _add_to_quota(self, tasks: list[Task], handles: Sequence[LineOutcome], kept: int) -> None:
-        """Count what was stored. Of lines that are only counted it is not known which were known before, only how many:
-        the first of them are taken for those."""
+        """Count stored tasks. If lines are only counted, it is unknown which were stored before, only how many: assume
+        the first ones."""
         stored: list[tuple[int, int]] = []
         for task, found in zip(tasks, handles, strict=True):
             if found is None and kept:
@@ -586,7 +590,7 @@ class _Batch:
         self._call.app.quotas.add(self._call.key, self._call.client.store, stored)
 
     async def _mark(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
-        """Note which lines are stored as safely as was asked for, so that they count once if they are sent again."""
+        """Mark lines stored at the requested durability, so that they count once if they are sent again."""
         if self._marks is None:
             return
         stored = {
@@ -607,7 +611,7 @@ class _Batch:
         try:
             return await self._put_many(tasks)
         except (InvalidInput, Conflict) as error:
-            # One of them is wrong in a way that was not seen before, or its id is taken in another lane.
+            # One line is invalid in a way not detected before, or its id is taken in another lane.
             stored = error.handles or [None] * len(tasks)
             return [one or await self._put_one(task) for one, task in zip(stored, tasks, strict=True)]
         except MainspringError as error:
@@ -654,7 +658,7 @@ class _Batch:
 
     def _report(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
         summary = self._summary
-        wrong = dict(portion.wrong)  # those of the portion are counted with it
+        wrong = dict(portion.wrong)  # lines of the portion are counted with it
         answers: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
         only_counted = handles.count(None) == len(handles)
@@ -686,7 +690,7 @@ class _Batch:
         self._answer.add(_encode_lines(answers))
 
     def _problem(self, portion: Portion, number: int, handle: Handle | None) -> Problem | None:
-        """Why a line is refused whose id is known already."""
+        """Return the problem of a line whose id is already known, or None."""
         if handle is None or handle.outcome != "kept" or number in portion.keyed:
             return None
         if self._query.on_conflict == "reject":
@@ -698,13 +702,13 @@ class _Batch:
         return None
 
     async def audit(self) -> None:
-        """Write down how many tasks were replaced: one entry, so that a batch does not push others out of the trail."""
+        """Record how many tasks were replaced: one entry, so that a batch does not push others out of the trail."""
         if self._summary.replaced:
             await self._call.audit("task.replace", "lines of a batch", None, {"replaced": self._summary.replaced})
 
 
 def _portions(lines: bytes) -> Iterator[bytes]:
-    """Cut lines into portions of `PORTION_LINES` at most."""
+    """Cut lines into portions of at most `PORTION_LINES`."""
     if lines.count(b"\n") <= PORTION_LINES:
         if lines:
             yield lines
@@ -722,12 +726,12 @@ def _portions(lines: bytes) -> Iterator[bytes]:
 
 
 async def _repeats_of(call: Call) -> tuple[BatchMarks | None, Repeats | None]:
-    """With an Idempotency-Key a line is known again when the same line is sent again."""
+    """Return what recognizes repeated lines, if the request has an Idempotency-Key."""
     given = call.headers.get(b"idempotency-key")
     if given is None:
         return None, None
     key = checked_key(given)
-    # Not the record of a single request with the same key: no key has a NUL.
+    # A record apart from that of a single request with the same key: no key contains a NUL.
     place = Claim.of(call.client.store, call.key.id, f"{key}\0batch")
     marks = BatchMarks(call.client.store, place, int(call.node.config.idempotency_window_s * 1000))
     salt = blake2b(f"{call.key.id}\0{key}".encode()).digest()

@@ -1,4 +1,4 @@
-"""`/v1/dead`: tasks that were given up. Look at them, send them again, let them go."""
+"""`/v1/dead`: tasks that were given up. Look at them, replay them, drop them."""
 
 import asyncio
 from typing import Any, Final, Literal
@@ -15,11 +15,11 @@ from .routes import Call, Route, no_such
 from .tasks import Answered, Moment, OneTask, due_ms_of
 
 MANY_S: Final = 30.0
-"""Time limit of one replay or drop request. The response says whether letters remain."""
+"""Time limit of one replay or drop request. The response says whether dead letters remain."""
 
 
 class ListDead(msgspec.Struct, frozen=True):
-    """`target` may end in `*`; `reason` is a part of it. Times are ISO 8601 or epoch milliseconds."""
+    """`target` may end in `*`; `reason` is part of the reason. Times are ISO 8601 or epoch milliseconds."""
 
     target: str | None = None
     lane: str | None = None
@@ -43,24 +43,24 @@ class Letter(msgspec.Struct):
     attempts: int | None = None
     errors: list[str] | None = None
     traceback: str | None = None
-    """Of the exception that the last attempt raised."""
+    """Traceback of the exception that the last attempt raised."""
     retry: str | None = None
     timeout_ms: int | None = None
     idempotency_key: str | None = None
     payload: Any = None
     response: Answered | None = None
-    """What a webhook answered to the last attempt."""
+    """Response of the webhook to the last attempt."""
 
 
 class LetterList(msgspec.Struct):
-    """The newest first; `next` is the cursor of the next page, null at the end."""
+    """Newest first; `next` is the cursor of the next page, null at the end."""
 
     letters: list[Letter]
     next: str | None
 
 
 class Replay(msgspec.Struct, forbid_unknown_fields=True):
-    """`at` or `after`; neither means now. `new_key` gives it another idempotency key than before."""
+    """`at` or `after`; neither means now. `new_key` gives the task another idempotency key than before."""
 
     at: Moment | None = None
     after: str | None = None
@@ -69,7 +69,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Choice(msgspec.Struct, forbid_unknown_fields=True):
-    """Which letters: all that every given field fits; `all` where none is given."""
+    """Selects the dead letters that match every given field; `all` selects all if none is given."""
 
     target: str | None = None
     lane: str | None = None
@@ -81,7 +81,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReplayMany(Choice, forbid_unknown_fields=True):
-    """With a `rate` they come due at so many a second."""
+    """With a `rate`, at most this many become due per second."""
 
     at: Moment | None = None
     after: str | None = None
@@ -90,8 +90,8 @@ class ReplayMany(Choice, forbid_unknown_fields=True):
 
 
 class ManyReplayed(msgspec.Struct):
-    """`complete` is false when time ran out: send the request again for the rest, with this `died_before` in it.
-    Without, what has died once more meanwhile is replayed once more too."""
+    """`complete` is false if time ran out: send the request again for the rest, with this `died_before`.
+    Otherwise letters that died again meanwhile are replayed again too."""
 
     replayed: int
     conflict: int
@@ -143,7 +143,7 @@ async def _letter(call: Call) -> DeadLetter:
 
 
 async def _lane(call: Call) -> str | None:
-    """The lane to ask with."""
+    """Return the lane of the dead letter."""
 
     async def look(lane: str | None) -> str | None:
         letter = await call.client.dead.get(call.params["id"], lane=lane)
@@ -209,7 +209,7 @@ async def replay_many_dead(call: Call) -> Answer:
     except TimeoutError:
         complete = False
         if wanted.rate is not None:
-            # Letters replayed so far come due first: the next request starts at this moment, and keeps the rate.
+            # Dead letters replayed so far are due first: the next request starts at this moment and keeps the rate.
             await asyncio.sleep(FARTHEST_AHEAD_MS / 1000)
     finally:
         await _audit_many(call, "dead.replay", replayed=summary.replayed)
@@ -237,7 +237,7 @@ async def drop_many_dead(call: Call) -> Answer:
 
 
 async def _audit_many(call: Call, what: str, **counted: int) -> None:
-    """What was done, also where it ends in an error: a server that is full in the middle has taken some."""
+    """Record what was done, even on an error: a server that became full midway has done some of it."""
     if not call.body.dry_run and any(counted.values()):
         await call.audit(what, "many", _chosen(call.body), counted)
 
@@ -246,7 +246,7 @@ def _filters(call: Call, wanted: Choice) -> dict[str, Any]:
     chosen = {"target": wanted.target, "lane": wanted.lane, "reason": wanted.reason}
     times = {name: when(getattr(wanted, name), name) for name in ("died_after", "died_before")}
     if not wanted.all and all(value is None for value in (*chosen.values(), *times.values())):
-        raise Problem("invalid", 'say which: a filter such as "target", or "all": true')
+        raise Problem("invalid", 'name the dead letters: a filter such as "target", or "all": true')
     bound = call.key.targets
     if bound is not None and (wanted.target is None or not any(pattern_fits(one, wanted.target) for one in bound)):
         raise Problem("forbidden", f"this key is bound to targets; name one of them: {', '.join(bound)}")
@@ -272,7 +272,7 @@ _BODY: Final = ("too-large", "content-type")
 ROUTES: Final = (
     Route("GET", "/v1/dead", list_dead, "read", "List dead letters.", query=ListDead, answers={200: LetterList}),
     Route(
-        "GET", _ID, get_dead, "read", "Look at one dead letter.", query=OneTask, answers={200: Letter},
+        "GET", _ID, get_dead, "read", "Show one dead letter.", query=OneTask, answers={200: Letter},
         problems=("not-found", "ambiguous"),
     ),
     Route(
@@ -280,15 +280,15 @@ ROUTES: Final = (
         answers={200: Replayed}, problems=("not-found", "ambiguous", "conflict", "out-of-memory", *_BODY),
     ),
     Route(
-        "DELETE", _ID, drop_dead, "operate", "Forget a dead letter for good.", query=OneTask, answers={200: Dropped},
+        "DELETE", _ID, drop_dead, "operate", "Drop a dead letter for good.", query=OneTask, answers={200: Dropped},
         problems=("not-found", "ambiguous"),
     ),
     Route(
-        "POST", "/v1/dead:replay", replay_many_dead, "operate", "Deliver all dead letters that fit again.",
+        "POST", "/v1/dead:replay", replay_many_dead, "operate", "Deliver all matching dead letters again.",
         body=ReplayMany, answers={200: ManyReplayed}, problems=("out-of-memory", *_BODY),
     ),
     Route(
-        "POST", "/v1/dead:drop", drop_many_dead, "operate", "Forget all dead letters that fit.", body=Choice,
+        "POST", "/v1/dead:drop", drop_many_dead, "operate", "Drop all matching dead letters.", body=Choice,
         answers={200: ManyDropped}, problems=_BODY,
     ),
 )  # fmt: skip

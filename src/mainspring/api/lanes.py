@@ -22,7 +22,7 @@ class LaneQuery(msgspec.Struct, frozen=True):
 
 
 class LaneList(msgspec.Struct):
-    """Those that wait longest first; `next` is the cursor of the next page, null at the end."""
+    """Longest wait first; `next` is the cursor of the next page, null at the end."""
 
     lanes: list[LaneInfo]
     next: str | None
@@ -40,8 +40,8 @@ class Skip(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewPause(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
-    """What: `target` (with a `*` at its end all that begin so), `queue`, `lane`, or `all`. It ends at `until`, after
-    `for`, or when it is resumed. `drop` sends what comes due meanwhile to the dead letters."""
+    """What to pause: `target` (may end in `*`), `queue`, `lane`, or `all`. It ends at `until`,
+    after `for`, or when it is resumed. `drop` sends tasks that come due meanwhile to the dead letters."""
 
     target: str | None = None
     queue: str | None = None
@@ -54,7 +54,7 @@ class NewPause(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"
 
 
 class PauseQuery(msgspec.Struct, frozen=True):
-    """Which pause to end: exactly what was paused."""
+    """The pause to end: exactly what was paused."""
 
     target: str | None = None
     queue: str | None = None
@@ -139,7 +139,7 @@ async def _lane_answer(call: Call, what: str, before: LaneInfo, done: LaneAnswer
         raise Problem("too-late", "the lane's head is being delivered right now; look again in a moment")
     if done != "ok":
         refused = Problem("conflict", _WHY[done])
-        refused.members = {"answer": done}  # tells the two apart; the detail is for people
+        refused.members = {"answer": done}  # tells programs the two apart; the detail is for people
         raise refused
     await call.audit(what, before.lane, of_lane(before), None)
     return answer(LaneDone(before.lane, "ok"))
@@ -193,7 +193,7 @@ async def remove_pause(call: Call) -> Answer:
 def _check_scope(call: Call, wanted: NewPause | PauseQuery) -> None:
     names = (wanted.target, wanted.queue, wanted.lane)
     if sum(name is not None for name in names) + wanted.all != 1:
-        raise Problem("invalid", 'say what: one of "target", "queue", "lane", or "all": true')
+        raise Problem("invalid", 'name what to pause: one of "target", "queue", "lane", or "all": true')
     if not call.may_reach_all and (wanted.target is None or not _within(call, wanted.target)):
         raise Problem("forbidden", "this key is limited to certain targets and can pause only those")
 
@@ -208,13 +208,13 @@ ROUTES: Final = (
     Route(
         "GET", "/v1/lanes", list_lanes, "read", "Stalled lanes.", query=LaneQuery, answers={200: LaneList}
     ),
-    Route("GET", _LANE, get_lane, "read", "How one lane stands.", answers={200: LaneInfo}),
+    Route("GET", _LANE, get_lane, "read", "State of one lane.", answers={200: LaneInfo}),
     Route(
-        "POST", f"{_LANE}/retry-head", retry_lane_head, "operate", "Try the failed head of a lane now.",
+        "POST", f"{_LANE}/retry-head", retry_lane_head, "operate", "Retry the failed head of a lane now.",
         answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
     ),
     Route(
-        "POST", f"{_LANE}/skip-head", skip_lane_head, "operate", "Give the failed head of a lane up.", body=Skip,
+        "POST", f"{_LANE}/skip-head", skip_lane_head, "operate", "Give up the failed head of a lane.", body=Skip,
         answers={200: LaneDone}, problems=("conflict", "too-late", *_BODY),
     ),
     Route(

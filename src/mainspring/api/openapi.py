@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the routes themselves, and `/docs`. No key is needed to read either."""
+"""The OpenAPI 3.1 document, made from the routes, and `/docs`. Neither needs a key."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from .routes import Call, Route
 
 _REF: Final = "#/components/schemas/{name}"
 _EVERYWHERE: Final = ("malformed", "invalid", "unauthenticated", "forbidden", "not-found", "rate", "unavailable")
-"""What any route with a right may answer."""
+"""Problems that any route with a right may return."""
 
 _PROBES: Final = ("malformed", "invalid", "unavailable")
 _NAMESPACE: Final = {
@@ -123,7 +123,7 @@ def _in_query(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is given or not; it is never null."""
+    """Remove null from a parameter's schema: a parameter is given or left out, never null."""
     choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(choices) == 1:
         return {name: value for name, value in schema.items() if name not in ("anyOf", "default")} | dict(choices[0])
@@ -132,7 +132,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _in_header(route: Route) -> list[dict[str, Any]]:
     found = []
-    if "idempotency" in route.problems or route.lines:  # lines without ids are known again by it, too
+    if "idempotency" in route.problems or route.lines:  # it also recognizes lines without ids
         schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
         found.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema})
     if route.right is not None:
@@ -167,7 +167,7 @@ _GUARDS: Final[tuple[Header, ...]] = (
     ),
     (b"referrer-policy", b"no-referrer"),
 )
-"""The page loads its own script and style and nothing else, from nowhere else."""
+"""The page loads its own script and style, and nothing from elsewhere."""
 
 _KINDS: Final = {
     "page.html": b"text/html; charset=utf-8",
@@ -214,9 +214,9 @@ def _asset(name: str) -> Answer:
 DOCUMENTATION_ROUTES: Final = (
     Route("GET", "/", home, None, "Where to go from here.", answers={200: None}, media=("text/html",)),
     Route("GET", "/openapi.json", openapi, None, "This document.", answers={200: dict[str, Any]}),
-    Route("GET", "/docs", docs, None, "The same for people.", answers={200: None}, media=("text/html",)),
+    Route("GET", "/docs", docs, None, "The API's documentation.", answers={200: None}, media=("text/html",)),
     Route(
-        "GET", "/docs/{name}", docs_asset, None, "What the page is made of.", answers={200: None},
+        "GET", "/docs/{name}", docs_asset, None, "Files of the documentation page.", answers={200: None},
         media=("text/html", "text/css", "text/javascript"), problems=("not-found",),
     ),
 )  # fmt: skip

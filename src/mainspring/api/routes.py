@@ -36,23 +36,23 @@ class Route:
     path: str
     handler: RouteHandler
     right: Right | None
-    """What the caller must be allowed; None lets everybody in."""
+    """The right that the caller needs; None admits everybody."""
     summary: str
     query: type | None = None
     """A Struct with one field per parameter."""
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
-    """Status -> type of the answer; None for what is no JSON."""
+    """Status -> type of the response; None if it is not JSON."""
     media: tuple[str, ...] = ()
-    """Content types of answers that are no JSON."""
+    """Content types of responses that are not JSON."""
     problems: tuple[str, ...] = ()
-    """Besides those that every route may answer."""
+    """Problems besides those that every route may return."""
     streams: bool = False
-    """The handler reads the body itself."""
+    """True if the handler reads the body itself."""
     open_by: str = ""
-    """A setting that lets everybody in when it is true."""
+    """A setting that admits everybody if it is true."""
     lines: bool = False
-    """Body and answer are lines of JSON, each of the given type."""
+    """True if body and response are lines of JSON, each of the given type."""
 
     @property
     def name(self) -> str:
@@ -66,11 +66,11 @@ class Route:
 
 
 _PARAMETER: Final = None
-"""In the place of a segment: no request can say it."""
+"""Key of a parameter in place of a segment: no request can contain it."""
 
 
 class Router:
-    """Finds the route of a request. Literal segments go before parameters."""
+    """Finds the route of a request. Literal segments precede parameters."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -111,7 +111,7 @@ class Router:
 
 
 def _segments(scope: AsgiScope) -> list[str]:
-    """Split before decoding: a `%2F` belongs to an id."""
+    """Split the path before decoding: a `%2F` belongs to an id."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     try:
         return [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")[1:]]
@@ -167,7 +167,7 @@ class Call(msgspec.Struct):
 
     @property
     def who(self) -> str:
-        """As the audit trail names the caller."""
+        """The caller's name in the audit trail."""
         return self.key.id if not self.key.hash else f"{self.key.id} ({self.key.name})"
 
     @property
@@ -175,7 +175,7 @@ class Call(msgspec.Struct):
         return self.key.targets is None
 
     def check_target(self, target: str) -> None:
-        """Refuse to send anything where this key may not, or where no webhook may go."""
+        """Refuse a target that this key may not use, or that no webhook may reach."""
         check_target(self.key, target)
         check_literal_target(target, self.app.reach)
 
@@ -195,14 +195,14 @@ class Call(msgspec.Struct):
             )
 
     def check_seen(self, target: str | None, what: str, name: str) -> None:
-        """What goes elsewhere than this key may reach is not there for it."""
+        """Treat an object as missing if this key may not see its target."""
         if not self.key.sees(target):
             raise no_such(what, name)
 
     async def lane_seen(
         self, lane: str | None, what: str, target_in: Callable[[str | None], Awaitable[str | None]]
     ) -> str | None:
-        """The lane to ask with. Where several tasks have an id, a bound key is told only of those that it may see."""
+        """Return the lane of a task. If several tasks have an id, a bound key learns only of those that it may see."""
         if lane is not None or self.may_reach_all:
             return lane
         try:
@@ -225,19 +225,19 @@ class Call(msgspec.Struct):
             raise Conflict(f"the id {task_id!r} is taken")
 
     def check_unbound(self) -> None:
-        """For what concerns all targets at once."""
+        """Refuse a bound key what concerns all targets at once."""
         if not self.may_reach_all:
             raise Problem("forbidden", "this key is bound to targets, and this concerns all of them")
 
     async def audit(
         self, what: str, name: str, before: dict[str, Any] | None = None, after: dict[str, Any] | None = None
     ) -> None:
-        """Write down what was changed; the answer waits for it."""
+        """Record a change in the audit trail before the response is sent."""
         change = Change(self.who, what, name, self.address, self.key.role, before, after)
         try:
             await access.record_change(self.client.store, change, kept=self.node.config.audit_entries)
         except OutOfMemory:
-            # On a full server work must still be cancelled and dropped, or it would stay full.
+            # A full server must still cancel and drop tasks, or it would stay full.
             self.app.log_unaudited(change)
 
 

@@ -26,7 +26,7 @@ Texts = str | list[str]
 
 
 class Times(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`cron`, `every` and `after_end` add up: it runs when any of them says so."""
+    """`cron`, `every` and `after_end` are combined: it runs when any of them is due."""
 
     cron: Texts | UnsetType | None = UNSET
     every: Texts | UnsetType | None = UNSET
@@ -40,9 +40,9 @@ class Times(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Preview(Times, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
-    """`name` decides where H falls; `from` is where to begin, now when it is left out. `after` is its old name.
+    """`name` decides the value of H; `from` is the start, now if it is left out. `after` is its old name.
 
-    With a `target` it is also told how long one run may take, and whether that is longer than until the next.
+    With a `target`, the answer says how long one run may take, and whether that exceeds the interval.
     """
 
     name: str = "preview"
@@ -57,7 +57,7 @@ class Preview(Times, forbid_unknown_fields=True, kw_only=True, rename={"from_": 
 
 
 class Fields(Times, forbid_unknown_fields=True, kw_only=True):
-    """Everything that can be said of a schedule."""
+    """All settings of a schedule."""
 
     target: str | UnsetType = UNSET
     payload: Any = UNSET
@@ -77,7 +77,7 @@ class Fields(Times, forbid_unknown_fields=True, kw_only=True):
 
 
 class NewSchedule(Fields, forbid_unknown_fields=True, kw_only=True):
-    """A name is taken: `reject` it, `keep` what is there, or `replace` that."""
+    """If the name is taken: `reject` the request, `keep` the existing schedule, or `replace` it."""
 
     name: str
     on_conflict: OnExisting = "reject"
@@ -89,7 +89,7 @@ class ListSchedules(msgspec.Struct, frozen=True):
 
 
 class Longest(msgspec.Struct):
-    """How long one run may take when every attempt runs into its timeout and every wait is the longest."""
+    """How long one run may take if every attempt times out and every wait is the longest."""
 
     ms: int
     sum: str
@@ -98,9 +98,9 @@ class Longest(msgspec.Struct):
 class Schedule(msgspec.Struct):
     """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone.
 
-    `cron`, `every` and `after_end` are there as far as they are given. `specs` is the old name of all three together.
+    `cron`, `every` and `after_end` are there if they were given. `specs` is the old name of all three together.
 
-    `worst_case` and `findings`, what is probably not meant, go by the settings of the node. Lists leave both out.
+    `worst_case` and `findings` (likely mistakes) use the settings of the node. Lists leave both out.
     """
 
     name: str
@@ -124,23 +124,23 @@ class Schedule(msgspec.Struct):
 
 
 class ScheduleList(msgspec.Struct):
-    """In no order; `next` is the cursor of the next page, null at the end."""
+    """Unordered; `next` is the cursor of the next page, null at the end."""
 
     schedules: list[Schedule]
     next: str | None
 
 
 class Edit(Fields, forbid_unknown_fields=True):
-    """Fields that are left out stay, each of `cron`, `every` and `after_end` by itself; null removes a field.
+    """Fields that are left out stay; `cron`, `every` and `after_end` each count on their own. null removes a field.
 
-    With `generation` it is a conflict if somebody else has edited it since that one.
+    With `generation` it is a conflict if the schedule was edited since that one.
     """
 
     generation: int | None = None
 
 
 class PauseBody(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
-    """`drop` leaves out what falls into the pause; with `hold` the misfire rule decides at its end."""
+    """`drop` leaves out runs that fall into the pause; with `hold` the misfire rule decides at its end."""
 
     reason: str = ""
     until: Moment | None = None
@@ -153,7 +153,7 @@ class Trigger(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Backfill(msgspec.Struct, forbid_unknown_fields=True):
-    """What was planned in [start, end) and has passed; `rate` is runs a second."""
+    """Runs planned in [start, end) that have passed; `rate` is runs per second."""
 
     start: Moment
     end: Moment
@@ -162,7 +162,7 @@ class Backfill(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):
-    """To this former revision; the last one when none is given."""
+    """The former revision to restore; the last one if none is given."""
 
     generation: int | None = None
 
@@ -173,7 +173,7 @@ class Removed(msgspec.Struct):
 
 
 class Runs(msgspec.Struct):
-    """The next runs in the schedule's zone, and what is probably not meant."""
+    """The next runs in the schedule's zone, and likely mistakes."""
 
     runs: list[str]
     warnings: list[str]
@@ -181,7 +181,7 @@ class Runs(msgspec.Struct):
 
 
 class History(msgspec.Struct):
-    """The present revision first."""
+    """Revisions, the current one first."""
 
     revisions: list[dict[str, Any]]
 
@@ -197,9 +197,9 @@ def given(body: Times, zone: str, leave: tuple[str, ...] = ()) -> dict[str, Any]
 
 
 def instant(moment: Moment, field: str, zone: str | None = None) -> int:
-    """An instant in milliseconds; InvalidInput for what lies outside of all calendars.
+    """Return an instant in milliseconds; raise InvalidInput if it lies outside all calendars.
 
-    Without an offset it is a time of the zone; where there is none, that is refused.
+    A time without an offset is in the zone; without a zone it is refused.
     """
     try:
         at_ms = local_ms(moment, zone, field)
@@ -212,7 +212,7 @@ def instant(moment: Moment, field: str, zone: str | None = None) -> int:
 
 MOST_RUNS: Final = 1_000
 LOOK_S: Final = 2.0
-"""How long a preview looks for runs."""
+"""Seconds that a preview searches for runs."""
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ async def get_schedule(call: Call) -> Answer:
 
 
 async def _view_answer(call: Call, view: ScheduleView, status: int = 200) -> Answer:
-    """One schedule, and how it will fare by the settings of this node; in a thread, as all that looks for runs."""
+    """Answer with one schedule and its worst case by this node's settings; searched in a thread."""
     now_ms = call.client.store.clock.now_ms()
     seen = await asyncio.to_thread(with_outlook, view, now_ms, call.node.config)
     return answer(seen.as_dict(), status)
@@ -282,7 +282,7 @@ def _terms(call: Call, definition: Definition) -> Terms:
 
 
 def _look_ahead(definition: Definition, now_ms: int, count: int, terms: Terms | None) -> Runs:
-    """The runs that are asked for, and as many as warnings are made of, if there is time for them."""
+    """Return the requested runs, and further ones for warnings if there is time."""
     found, unfinished = runs_ahead(definition, now_ms, max(count, SAMPLE), LOOK_S)
     times = zone(definition.zone)
     runs = [times.datetime(one).isoformat() for one in found[:count] if one < LAST_SHOWN_MS]
@@ -290,7 +290,7 @@ def _look_ahead(definition: Definition, now_ms: int, count: int, terms: Terms | 
     held = None if definition.overlap == "allow" else worst
     warnings = [one.message for one in lint(definition.slots.recurrence, now_ms, worst=held, runs=found)]
     if unfinished and len(found) < count:
-        warnings.append(f"these times are hard to find: after {LOOK_S:g} s the search was ended")
+        warnings.append(f"these times are slow to find: the search stopped after {LOOK_S:g} s")
     return Runs(runs, warnings, UNSET if worst is None else Longest(worst.ms, worst.text))
 
 
@@ -384,9 +384,9 @@ async def trigger_schedule(call: Call) -> Answer:
 
     async def work(_id: str | None, repeated: bool) -> Answer:
         del _id
-        if repeated:  # a run has no id of the caller's by which it would be known again
+        if repeated:  # a run has no caller's id by which to recognize it
             raise Problem(
-                "conflict", "this request was sent before and its answer lost: it may have run. Look, then decide"
+                "conflict", "this request was sent before and its response lost: it may have run. Check, then decide"
             )
         handle = await call.client.schedules.trigger(before.name, after=wanted.after)
         await call.audit("schedule.trigger", before.name, None, {"id": handle.id, "due_ms": handle.due_ms})
@@ -416,8 +416,8 @@ async def rollback_schedule(call: Call) -> Answer:
     revisions = await call.client.schedules.history(name)
     call.check_seen(revisions[0].target, "schedule", name)
     chosen = await call.client.schedules.former(name, wanted.generation)
-    call.check_target(chosen.target)  # it may have gone elsewhere
-    before = await call.client.schedules.get(name)  # None: it was removed, and comes back
+    call.check_target(chosen.target)  # the former revision may have had another target
+    before = await call.client.schedules.get(name)  # None: it was removed and is restored
     view = await call.client.schedules.rollback(name, chosen.generation, by=call.who)
     await _audit(call, "schedule.rollback", name, before, view)
     return await _view_answer(call, view)
@@ -425,7 +425,7 @@ async def rollback_schedule(call: Call) -> Answer:
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:
     was, now = of_schedule(before), of_schedule(after)
-    if was != now:  # an edit that finds everything as it should be is none
+    if was != now:  # an edit that changes nothing is not recorded
         await call.audit(what, name, *changes(was, now))
 
 
@@ -445,7 +445,7 @@ ROUTES: Final = (
         "POST", "/v1/schedules:preview", preview_schedule, "read", "The next runs of times that are not stored.",
         body=Preview, answers={200: Runs}, problems=_BODY,
     ),
-    Route("GET", _NAME, get_schedule, "read", "Look at one schedule.", answers={200: Schedule}),
+    Route("GET", _NAME, get_schedule, "read", "Show one schedule.", answers={200: Schedule}),
     Route(
         "PUT", _NAME, put_schedule, "operate", "Write a schedule, whatever was there before.", body=Fields,
         answers={200: Schedule, 201: Schedule}, problems=_CHANGE,
@@ -464,11 +464,11 @@ ROUTES: Final = (
         body=Fields, answers={200: dict[str, Any]}, problems=_BODY,
     ),
     Route(
-        "POST", f"{_NAME}/pause", pause_schedule, "operate", "Let it rest.", body=PauseBody, answers={200: Schedule},
+        "POST", f"{_NAME}/pause", pause_schedule, "operate", "Pause it.", body=PauseBody, answers={200: Schedule},
         problems=_CHANGE,
     ),
     Route(
-        "POST", f"{_NAME}/resume", resume_schedule, "operate", "Go on after a pause.", answers={200: Schedule},
+        "POST", f"{_NAME}/resume", resume_schedule, "operate", "Resume a paused schedule.", answers={200: Schedule},
         problems=_CHANGE,
     ),
     Route(
@@ -480,7 +480,7 @@ ROUTES: Final = (
         body=Backfill, answers={200: Backfilled}, problems=_CHANGE,
     ),
     Route(
-        "POST", f"{_NAME}/rollback", rollback_schedule, "operate", "Back to a former revision.", body=Rollback,
+        "POST", f"{_NAME}/rollback", rollback_schedule, "operate", "Restore a former revision.", body=Rollback,
         answers={200: Schedule}, problems=_CHANGE,
     ),
 )  # fmt: skip

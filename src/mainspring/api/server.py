@@ -1,7 +1,7 @@
-"""The API on a socket: uvicorn in the node's own loop, with connections that hold clients to limits.
+"""The API on a socket: uvicorn in the node's event loop, with connections that enforce limits on clients.
 
-uvicorn's own protocol waits for ever for a client that dribbles, and answers in plain text what it cannot read.
-A sweep once a second finds the slow ones, so that a request costs no timer.
+uvicorn's own protocol waits forever for a slow client, and responds in plain text to what it cannot parse.
+A sweep once a second finds slow clients, so that a request costs no timer.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class KnownHeads:
         self._known: dict[bytes, tuple[Headers, int]] = {}
 
     def learn(self, packet: bytes, headers: Headers, body: bytes) -> None:
-        """What the parser made of a packet, if that was one whole request and nothing else."""
+        """Remember what the parser made of a packet, if it was one whole request and nothing else."""
         head, _, rest = packet.partition(_END)
         if rest != body or not 0 < len(head) <= MAX_BYTES:
             return
@@ -53,7 +53,7 @@ class KnownHeads:
         self._known[head] = headers, len(body)
 
     def read(self, packet: bytes) -> tuple[Headers, bytes] | None:
-        """Headers and body of a packet that is one whole request with a known head."""
+        """Return headers and body of a packet that is one whole request with a known head."""
         if not self._known:
             return None
         head, _, body = packet.partition(_END)
@@ -66,20 +66,20 @@ MAX_HEADERS: Final = 100
 _OFFER: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _CONTINUE: Final = b"HTTP/1.1 100"
 SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
-"""A body may take the timeout and, for each byte, as long as this rate."""
+"""Slowest rate for bodies: a body may take the timeout plus its size at this rate."""
 LONGEST_S: Final = 300.0
-"""However many bytes a body has: 64 MiB at 16 KiB a second would be more than an hour."""
+"""Longest time for any body: 64 MiB at 16 KiB a second would take more than an hour."""
 SMALL_CHUNKS: Final = 1_024
 LEAST_CHUNK_BYTES: Final = 16
-"""After the first `SMALL_CHUNKS` its chunks have so many bytes on average: each costs the same however small it is."""
+"""Smallest mean size of chunks after the first `SMALL_CHUNKS`: each chunk costs the same, however small."""
 MAX_AHEAD: Final = 128
-"""Requests that may come on a connection before the first of them is answered."""
+"""Most requests that may arrive on a connection before the first of them is answered."""
 LINGER_S: Final = 2.0
 """Seconds a client may keep sending a body that is no longer wanted."""
 
 
 class _Corked:
-    """Sends the head of an answer together with its body: two sends cost more than the rest of a small answer."""
+    """Sends the head of a response together with its body: two sends cost more than the rest of a small response."""
 
     __slots__ = ("_connection", "_head", "_transport")
 
@@ -119,27 +119,27 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waits_since_s: float | None = None
-        """Since when a request is awaited that has begun, or the first one of a connection."""
+        """Start of the wait for a request that has begun, or for the first one of a connection."""
         self._stuck_since_s: float | None = None
         self.received = 0
         self._in_head = True
         self._head_bytes = 0
         self._chunks = 0
         self._lingers = False
-        """The answer is sent, and what still comes is not read."""
+        """True once the response is sent: further input is not read."""
         self._posted: Posted | None = None
-        """A tick on the short way that is not complete yet."""
+        """An incomplete tick that takes the shortcut."""
         self._known_heads = KnownHeads()
         self._packet = b""
-        """What came last, if a request begins with it."""
+        """The last packet, if a request begins with it."""
         self._running: RequestResponseCycle | Posted | None = None
         """Requests being answered; uvicorn knows only the last one."""
         self._heard_all = False
-        """The client sends no more, and waits for its answers."""
+        """True if the client sends no more and waits for its responses."""
         self._replays = False
         """Feed the parser a head that was seen before."""
         self._rests_since_s: float | None = None
-        """Since when it is kept open between two requests."""
+        """Start of the pause between two requests on an open connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -189,8 +189,8 @@ class HttpConnection(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """The parser stops behind the head of a request that offers another protocol, and would take its body for that.
-        We go on in this one, with a parser that does not hear of the offer."""
+        """Continue in HTTP/1.1 after a request that offers another protocol, with a parser that does not see the offer:
+        the first parser stops after the head and would treat the body as the other protocol."""
         if self._lingers or self.transport.is_closing():
             return  # it was refused
         headers = [(name, value) for name, value in self.headers if name not in _OFFER]
@@ -217,7 +217,7 @@ class HttpConnection(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head, self._head_bytes, self._chunks = True, 0, 0
         self._rests_since_s = None
-        if self._waits_since_s is None:  # behind another one in the same packet
+        if self._waits_since_s is None:  # follows another one in the same packet
             self._waits_since_s, self.received = self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
@@ -246,7 +246,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.url == PATH and self._takes_shortcut():
             return
         if self.parser.get_method() == b"CONNECT":
-            self._refuse(Problem("method", "this is no proxy", allow="GET, POST, PUT, PATCH, DELETE"))
+            self._refuse(Problem("method", "this is not a proxy", allow="GET, POST, PUT, PATCH, DELETE"))
             return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -257,7 +257,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.transport = _Corked(self)  # type: ignore[assignment]
 
     def _takes_shortcut(self) -> bool:
-        """A tick that can be answered here: nothing goes before it on this connection, and nothing is unusual."""
+        """Return whether a tick can be answered here: it is the first request in line, and nothing is unusual."""
         before: RequestResponseCycle | None = self.cycle
         if self.shortcut is None or self.flow.write_paused or (before is not None and not before.response_complete):
             return False
@@ -270,7 +270,7 @@ class HttpConnection(HttpToolsProtocol):
         return self._posted is not None
 
     def _shortened(self, headers: Headers) -> Posted | None:
-        """A tick that goes the short way, unless its caller has to be looked up."""
+        """Return a tick that takes the shortcut, unless its caller has to be looked up."""
         assert self.shortcut is not None
         key = self.shortcut.key_at_hand(headers)
         if key is None:
@@ -293,7 +293,7 @@ class HttpConnection(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
-        self.pipeline.clear()  # no client waits for these any more, and each keeps this connection alive
+        self.pipeline.clear()  # no client waits for these, and each keeps this connection alive
         self._running = self._posted = None
         self.cycle = None  # type: ignore[assignment]
 
@@ -326,7 +326,7 @@ class HttpConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """As uvicorn does it, but for the timer: the sweep finds who rests for too long."""
+        """Complete a response as uvicorn does, but without a timer: the sweep finds idle connections."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -344,8 +344,8 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(Problem("malformed", msg))
 
     def close_gently(self) -> None:
-        """The end of the answer. A client that is still sending is heard out for a moment: closing a connection with
-        unread bytes resets it, and takes the answer away from who has not read it yet."""
+        """End the response. Read a moment longer from a client that is still sending: closing a connection with unread
+        bytes resets it, and the client could lose a response that it has not read yet."""
         cycle: RequestResponseCycle | None = self.cycle
         if self._lingers or self.transport.is_closing():
             return
@@ -378,7 +378,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
             return
         if self.flow.read_paused and self._waits_since_s is not None:
-            self._waits_since_s += now_s - since_s  # it is we who do not read
+            self._waits_since_s += now_s - since_s  # the delay is ours: reading is paused
         elif self._waits_since_s is not None:
             allowed_s = self.timeout_s + (0.0 if self._in_head else self.received / SLOWEST_BYTES_A_SECOND)
             allowed_s = min(allowed_s, max(LONGEST_S, self.timeout_s))
@@ -393,7 +393,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _give_up(self, problem: Problem) -> None:
-        """Say why, unless an answer is under way or nothing was asked at all."""
+        """Give the reason, unless a response is in progress or nothing was requested."""
         cycle: RequestResponseCycle | None = self.cycle
         answering = cycle is not None and cycle.response_started and not cycle.response_complete
         if self.received and not answering:
@@ -422,16 +422,16 @@ def sweep(connections: Iterable[object], now_s: float, since_s: float) -> None:
 
 
 DRAIN_S = 2
-"""How long requests under way may take once the process stops."""
+"""Seconds for requests in progress once the process stops."""
 
 SWEEP_S = 1.0
-"""How often slow clients are looked for."""
+"""Seconds between checks for slow clients."""
 
 
 class ApiServer:
-    """Listens from the first moment (so that probes are answered during a long start) until stopped.
+    """Listens until stopped, from the first moment on, so that probes are answered during a long start.
 
-    On a socket that it shares with other processes it waits for `open`: they may be ready while this one is not.
+    On a socket shared with other processes it waits for `open`: others may be ready while this one is not.
     """
 
     def __init__(self, node: Node, listener: socket.socket | None = None) -> None:
@@ -441,7 +441,7 @@ class ApiServer:
         tls = _tls_context(node.config)
         self._tls = tls is not None
         self._socket = listener or listen(node.config.host, node.config.port)
-        if self.app.takes_requests or not node.config.metrics_open:  # else nothing here needs a key
+        if self.app.takes_requests or not node.config.metrics_open:  # otherwise nothing here needs a key
             node.checks.append(self.app.authenticator.check_start)
         short_way = Shortcut(self.app) if self.app.takes_requests else None
         self._server = _Uvicorn(
@@ -469,7 +469,7 @@ class ApiServer:
 
     @property
     def connections(self) -> Collection[object]:
-        """Those that are open now."""
+        """Connections that are open now."""
         return self._server.server_state.connections
 
     async def start(self) -> None:
@@ -478,8 +478,8 @@ class ApiServer:
 
     def open(self) -> None:
         """Begin to answer."""
-        # Its start and stop are no news of their own: the node tells what matters.
-        # Neither is a client that speaks no HTTP: it has its answer, and could fill the log at will.
+        # uvicorn's start and stop are not worth logging: the node reports what matters. Nor is a client that does not
+        # speak HTTP: it has its response, and could fill the log at will.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="mainspring-api")
         self._serving.add_done_callback(self._ended)
@@ -499,7 +499,7 @@ class ApiServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals belong to the node, which stops the API and then itself."""
+    """Leaves signals to the node, which stops the API and then itself."""
 
     _swept_s = 0.0
 
@@ -516,19 +516,19 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _drain_s(shutdown_timeout_s: float) -> int:
-    """A small part of the time for the whole stop, in uvicorn's whole seconds: deliveries need the most of it."""
+    """Return a small part of the whole stop's time, in whole seconds for uvicorn: deliveries need most of it."""
     return max(1, min(DRAIN_S, int(shutdown_timeout_s / 5)))
 
 
 def url_of(listener: socket.socket, *, tls: bool = False) -> str:
-    """Where the API answers."""
+    """Return the URL of the API."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _tls_context(config: Config) -> ssl.SSLContext | None:
-    """Return what TLS is spoken with, by Python's default versions and ciphers; None without a certificate."""
+    """Return the TLS context, with Python's default versions and ciphers; None without a certificate."""
     if config.api_tls_cert is None:
         return None
     try:
@@ -540,19 +540,19 @@ def _tls_context(config: Config) -> ssl.SSLContext | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket for the API; port 0 is any that is free."""
+    """Return a listening socket for the API; port 0 means any free port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        why = str(error.strerror or error).partition(" (while")[0]  # the rest says the address once more
+        why = str(error.strerror or error).partition(" (while")[0]  # the rest repeats the address
         raise ConfigError(f"cannot listen on {host} port {port}: {why}. Choose another with --host or --port") from None
     listener.setblocking(False)
     return listener
 
 
 def inherit(fd: int) -> socket.socket:
-    """The listening socket that the parent process opened for all of its children."""
+    """Return the listening socket that the parent process opened for all of its children."""
     listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     return listener

@@ -15,13 +15,13 @@ log = logging.getLogger("mainspring.api")
 
 
 MAX_GROUP: Final = 4096
-"""Tasks of one write."""
+"""Most tasks of one write."""
 
 AT_ONCE: Final = 3
 CROWD: Final = 24
-"""While a write is on its way, so many that wait begin another: their requests are read while the server works. All who
-come in one write would also be answered together, and ask again together: callers, this process and the server would
-each wait for the other two."""
+"""While a write is in progress, this many waiting tasks begin another: their requests are parsed while the server
+works. Tasks in a single write would also be answered together and come back together: callers, this process and the
+server would each wait for the other two."""
 
 Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
 
@@ -42,17 +42,17 @@ _Waiting = tuple[Task, Waiter]
 
 
 class Collector:
-    """Answers each put once its task is stored. Under load the batches grow by themselves; alone, none waits."""
+    """Answers each put once its task is stored. Under load batches grow by themselves; a single put does not wait."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._waiting: list[_Waiting] = []
         self._writers: set[asyncio.Task[None]] = set()
         self._under_way = 0
-        """Writers that wait for the server; another may just have begun."""
+        """Writers that wait for the server, and one that may have just begun."""
 
     def put(self, task: Task) -> "asyncio.Future[Handle]":
-        """The task's handle, or the error of the write it travelled with."""
+        """Return a future of the task's handle, or of the error of its write."""
         answer: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
         self.add(task, answer)
         return answer
@@ -83,7 +83,7 @@ class Collector:
                 finally:
                     self._under_way -= 1
         finally:
-            # In the step that found no waiter, so that the next caller starts another group.
+            # Leave in the same step that found no waiter, so that the next caller starts another group.
             self._writers -= {asyncio.current_task()}
 
     async def _commit(self, batch: list[_Waiting]) -> None:
@@ -92,7 +92,7 @@ class Collector:
         except MainspringError as error:
             # The server failed. Any other error is about one task, and only that one may fail.
             stored = [*(error.handles or ()), *[None] * len(batch)]
-            error.stored = 0  # of other people's tasks
+            error.stored = 0  # it counts other callers' tasks
             for one, handle in zip(batch, stored, strict=False):
                 if isinstance(error, StoreError) or len(batch) == 1:
                     _resolve_failed(one, handle, error)
@@ -101,7 +101,7 @@ class Collector:
                 else:
                     _resolve(one, handle)
         except Exception as error:
-            _fail(batch, error)  # a bug: whoever waits must hear of it too
+            _fail(batch, error)  # a bug: the waiting callers must get an error
             log.exception("a write failed in an unexpected way")
         else:
             for one, handle in zip(batch, handles, strict=True):
@@ -134,14 +134,14 @@ MAX_SPACES: Final = 1_000
 
 
 class Space:
-    """One namespace: a client, and the collectors in which concurrent puts travel together."""
+    """One namespace: a client, and the collectors that group concurrent puts."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._collectors: dict[tuple[OnConflict, str, bool], Collector] = {}
 
     def collector(self, on_conflict: OnConflict, durability: str = "server", *, named: bool = True) -> Collector:
-        """Tasks without ids travel apart: a group that is tried again one by one would put them twice."""
+        """Return a collector. Tasks without ids have their own: repeating a failed group would put them twice."""
         found = self._collectors.get((on_conflict, durability, named))
         if found is None:
             made = Collector(_writer(self.client, on_conflict, durability))
@@ -166,7 +166,7 @@ class Space:
 
 
 def kept_in(error: NotConfirmed) -> Handle | None:
-    """The task that was there before, where that is all that could not be confirmed."""
+    """Return the existing task, if only its durability could not be confirmed."""
     return next((one for one in error.handles or () if one is not None and one.outcome == "kept"), None)
 
 
@@ -183,7 +183,7 @@ def _writer(client: Client, on_conflict: OnConflict, durability: str) -> Write:
 
 
 class Spaces:
-    """Opens namespaces when they are asked for."""
+    """Opens namespaces on demand."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -201,7 +201,7 @@ class Spaces:
         return self._home
 
     async def find(self, namespace: str) -> Space:
-        """A namespace that exists; one that does not is not made by asking for it."""
+        """Return an existing namespace; asking for a missing one does not create it."""
         home = self.home
         if namespace == self._node.config.namespace:
             return home
@@ -216,7 +216,7 @@ class Spaces:
 
 
 def no_such_namespace(namespace: str) -> Problem:
-    """The same for one that is not there and one that the key may not see."""
+    """Return the same problem for a missing namespace and for one that the key may not see."""
     problem = Problem("not-found", f"there is no namespace {namespace[:80]!r} for this key")
     # A client that asks for a task must not mistake this for an answer about the task.
     problem.members = {"missing": "namespace"}

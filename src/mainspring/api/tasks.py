@@ -33,13 +33,13 @@ NO_PAYLOAD: Final = msgspec.Raw(b"null")
 _DIGITS: Final = bytes.maketrans(b"123456789E-", b"000000000e+")
 _LONG: Final = b"0" * 18
 _LARGE: Final = re.compile(rb"0e\+?000").search
-"""Numbers that may be out of range, once all digits, signs and exponents are written alike."""
+"""Matches numbers that may be out of range, once all digits, signs and exponents are written alike."""
 Moment = int | float | str
 """Epoch milliseconds, or ISO 8601 with an offset."""
 
 
 class NewTask(Task, frozen=True, forbid_unknown_fields=True, gc=False):
-    """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
+    """`at` or `after` says when; neither means now. With an `id`, repeated posts are one task."""
 
     # A Task itself, so that a batch line that needs no conversion is used as it is.
 
@@ -55,14 +55,14 @@ class NewTask(Task, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PostedTask(NewTask, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A single task says for itself what lines of a batch share."""
+    """A single task sets for itself what lines of a batch share."""
 
     on_conflict: OnConflict = "keep"
     durability: str = "server"
 
 
 class Put(msgspec.Struct, omit_defaults=True):
-    """What became of a posted task; `id` finds it again."""
+    """Outcome of a posted task; `id` finds it again."""
 
     id: str
     due_ms: int
@@ -76,7 +76,7 @@ class Put(msgspec.Struct, omit_defaults=True):
 
 
 def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
-    """The task, its times in milliseconds; InvalidInput for what is wrong. `task_id` is for one that names none."""
+    """Return the task with times in milliseconds; raise InvalidInput if it is wrong. `task_id` is its default id."""
     check_target(new.target)
     payload = bytes(new.payload)
     check_payload(payload)
@@ -108,7 +108,7 @@ def check_payload(payload: bytes) -> None:
 
 
 def is_simple(text: bytes) -> bool:
-    """True for JSON in which no number is too large and no byte is wrong: what is left is checked by skipping it."""
+    """Return whether JSON has no number that is too large and no invalid byte: skipping it then checks the rest."""
     if not text.isascii():
         return False
     alike = text.translate(_DIGITS)
@@ -124,7 +124,7 @@ def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
 
 
 class Answered(msgspec.Struct):
-    """An answer, cut to what its target keeps; the body in base64 where it is no text."""
+    """A response, cut to what its target keeps; the body is in base64 if it is not text."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -134,7 +134,7 @@ class Answered(msgspec.Struct):
 
 
 class Printed(msgspec.Struct):
-    """What a command left: the end of its output, in base64 where it is no text, and how many bytes there were."""
+    """Output of a command: its end, in base64 if it is not text, and the number of bytes written."""
 
     exit_code: int | None
     stdout_bytes: int
@@ -170,13 +170,12 @@ class NotOver(msgspec.Struct):
 
 
 def weight_of(task: Task) -> tuple[int, int]:
-    """The due time and the bytes of the payload, as quotas count them; of a task that was checked."""
+    """Return the due time and payload bytes of a checked task, as quotas count them."""
     return cast("int", task.at), len(task.payload)
 
 
 async def put_counted(call: Call, task: Task, put: Callable[[], Awaitable[Handle]]) -> Handle:
-    """Put a task within the key's quota. Whatever it replaced is in the audit trail before it is answered, confirmed or
-    not."""
+    """Put a task within the key's quota. Record a replaced task in the audit trail before the response."""
     quotas, store = call.app.quotas, call.client.store
     await quotas.check(call.key, store, len(task.payload))
     try:
@@ -185,7 +184,7 @@ async def put_counted(call: Call, task: Task, put: Callable[[], Awaitable[Handle
         if kept_in(error) is None:
             quotas.add(call.key, store, [weight_of(task)])
         for stored in error.handles or ():
-            if stored is not None and stored.id == task.id:  # not what others put in the same write
+            if stored is not None and stored.id == task.id:  # not a task of another caller in the same write
                 await _audit_replaced(call, task, stored)
         raise
     if handle.outcome != "kept":
@@ -204,11 +203,11 @@ MAX_KEY_CHARS: Final = 255
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 KeyedWork = Callable[[str | None, bool], Awaitable[Answer]]
-"""Gets an id to use where the request names none (the same every time), and whether it may have run before."""
+"""Takes an id for requests without one (the same every time), and whether the request may have run before."""
 
 
 async def once(call: Call, work: KeyedWork) -> Answer:
-    """Do the work, unless the same caller's same key has an answer already."""
+    """Do the work, unless the same caller's same key already has a response."""
     given = call.headers.get(b"idempotency-key")
     if given is None:
         return await work(None, False)
@@ -218,7 +217,7 @@ async def once(call: Call, work: KeyedWork) -> Answer:
     fingerprint = _fingerprint(call)
     known = await records.claim_request(store, place, fingerprint, window_ms=window_ms)
     if known is not None and known.fingerprint != fingerprint:
-        raise Problem("idempotency", "this Idempotency-Key was used with another request; take a new one")
+        raise Problem("idempotency", "this Idempotency-Key was used with another request; use a new one")
     if known is not None and known.answered:
         return Answer(known.status, known.body, headers=(*_location(known.location), _REPLAYED))
     try:
@@ -260,11 +259,11 @@ async def _forget(store: Store, place: Claim) -> None:
     try:
         await records.release_request(store, place)
     except StoreError:
-        return  # it stays taken for the same request only, which is harmless
+        return  # it stays claimed for the same request only, which is harmless
 
 
 class OneTask(msgspec.Struct, frozen=True):
-    """`lane`, where the task has one and its id is the caller's: it is then found at once. An empty one is the task
+    """`lane`, if the task has one and its id is the caller's: it is then found at once. An empty lane means the task
     without a lane."""
 
     lane: str | None = None
@@ -283,14 +282,14 @@ class ListTasks(msgspec.Struct, frozen=True):
 
 
 class TaskList(msgspec.Struct):
-    """Tasks in due order, those in queues in none; `next` is the cursor of the next page, null at the end."""
+    """Tasks in due order, unordered in queues; `next` is the cursor of the next page, null at the end."""
 
     tasks: list[TaskInfo]
     next: str | None
 
 
 class CountTasks(msgspec.Struct, frozen=True):
-    """Without times all that are pending are counted."""
+    """Without times, all pending tasks are counted."""
 
     due_after: str | None = None
     due_before: str | None = None
@@ -323,7 +322,7 @@ async def put_task(call: Call) -> Answer:
         check_lane(call.key, task.lane)
         if posted.timeout is not None:
             call.node.config.check_timeout(task.target, timeout_ms(posted.timeout))
-        # A rule is for the caller's own ids: one that we made is known already only if this is the same request.
+        # The rule applies to caller's ids: a generated id is known only if this is the same request.
         on_conflict = "keep" if posted.id is None else posted.on_conflict
         handle = await _put(call, call.signed(task), on_conflict, posted.durability)
         call.check_changeable(handle)
@@ -360,7 +359,7 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
 
 
 def taken(task: Task) -> Conflict:
-    """The refusal of a known id to a bound key: why it is refused may name a lane that the key does not know."""
+    """Refuse a bound key a known id without details: the reason may name a lane that the key may not know."""
     return Conflict(f"the id {task.id!r} is taken")
 
 
@@ -376,12 +375,12 @@ async def _known(call: Call) -> TaskInfo:
 
 
 async def _there(call: Call) -> TaskInfo:
-    """One that could still be changed: not what is only remembered of an id."""
+    """Return a task that can still be changed; a mere record of its id does not count."""
     return _seen(call, await find_live(call.client.store, call.params["id"], await _lane(call)))
 
 
 async def _lane(call: Call) -> str | None:
-    """The lane to ask with."""
+    """Return the lane of the task."""
     task_id = call.params["id"]
 
     async def look(lane: str | None) -> str | None:
@@ -398,7 +397,7 @@ def _seen(call: Call, info: TaskInfo) -> TaskInfo:
 
 
 def view(info: TaskInfo) -> dict[str, Any]:
-    """Payloads that are not JSON are returned as `payload_base64`."""
+    """Return a task as JSON fields. Payloads that are not JSON are returned as `payload_base64`."""
     fields = msgspec.structs.asdict(info)
     if isinstance(info.payload, bytes):
         fields["payload_base64"] = base64.b64encode(fields.pop("payload")).decode()
@@ -442,7 +441,7 @@ async def result_of_task(call: Call) -> Answer:
         result = await call.client.find_result(task_id, lane=await _lane(call))
     except NotFound:
         if not call.may_reach_all:
-            await _known(call)  # of what goes elsewhere it is not even said that it is over
+            await _known(call)  # reveal nothing about tasks this key may not see
         raise
     if result is None:
         return answer(NotOver(task_id, (await _known(call)).state), 202)
@@ -492,7 +491,7 @@ ROUTES: Final = (
         "GET", "/v1/tasks:count", count_tasks, "read", "Count pending tasks.", query=CountTasks, answers={200: Count}
     ),
     Route(
-        "GET", _ID, get_task, "read", "Look at one task.", query=OneTask, answers={200: TaskInfo},
+        "GET", _ID, get_task, "read", "Show one task.", query=OneTask, answers={200: TaskInfo},
         problems=("not-found", "ambiguous"),
     ),
     Route(
@@ -509,7 +508,7 @@ ROUTES: Final = (
         answers={200: Explanation}, problems=("not-found", "ambiguous"),
     ),
     Route(
-        "GET", f"{_ID}/result", result_of_task, "read", "Say how a task ended, as long as that is kept.", query=OneTask,
+        "GET", f"{_ID}/result", result_of_task, "read", "Say how a task ended.", query=OneTask,
         answers={200: Ended, 202: NotOver}, problems=("not-found", "ambiguous"),
     ),
 )  # fmt: skip

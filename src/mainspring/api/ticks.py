@@ -1,7 +1,7 @@
 """`POST /ticks`: a posted tick becomes a task. The common case is answered on the connection itself.
 
-Nothing is called as often, and by that way uvicorn costs more than the work. Whatever is out of the ordinary takes the
-way of all other requests: a key that must be looked up, another namespace, parameters, a large body, a body in chunks.
+No route is called as often, and uvicorn's usual path costs more than the work. Anything unusual takes that path: a key
+that must be looked up, another namespace, parameters, a large body, a body in chunks.
 """
 
 import json
@@ -52,7 +52,7 @@ class Tick(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):
-    """The answer to a tick."""
+    """Response to a tick."""
 
     id: str
     due_ms: int
@@ -61,13 +61,13 @@ class Accepted(msgspec.Struct, omit_defaults=True):
 
 
 class TickQuery(msgspec.Struct, frozen=True):
-    """`replace` keys by item alone and moves the tick that is there."""
+    """`replace` identifies a tick by its item alone and moves an existing one."""
 
     replace: bool = False
 
 
 _HOT: Final = (NOSNIFF,)
-"""An answer to a post is not kept by anybody, and is no page: this much is said of it."""
+"""The only header of a common response: it is neither cached nor a page."""
 
 
 async def post_tick(call: Call) -> Answer:
@@ -90,7 +90,7 @@ async def post_tick(call: Call) -> Answer:
 
 
 def accepted(handle: Handle) -> Answer:
-    """A tick is stored, or was already."""
+    """Return the response for a tick that is stored, now or before."""
     tick = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
     return Answer(202 if handle.outcome == "created" else 200, encode(tick), guards=_HOT)
 
@@ -99,21 +99,21 @@ _decode: Final = msgspec.json.Decoder(Tick).decode
 
 
 def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
-    """The payload is the caller's own text, byte for byte: whoever gets the tick reads what was posted."""
+    """Return the task of a tick. The payload is the caller's text, byte for byte."""
     tick = _parse(body)
     item, at = tick.item, tick.at
-    # Most ticks are in order: then nothing is left to ask.
+    # Most ticks are valid: one test covers them.
     usual = type(at) is int and 0 < len(item) <= MAX_ITEM_BYTES and item.isascii()
     due_ms = int(at) if usual and EARLIEST_MS <= int(at) <= now_ms + HORIZON_MS else _due_ms(tick, now_ms)
     if replace:
         _check_item_as_id(item)
-    # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.
+    # The instant, not its spelling: 09:00Z and 10:00+01:00 are the same tick.
     task_id = item if replace else f"{item}@{due_ms}"
     return Task(target, msgspec.Raw(body), due_ms, None, task_id)
 
 
 def _due_ms(tick: Tick, now_ms: int) -> int:
-    """When it is due; a Problem that says what is wrong with it."""
+    """Return when a tick is due; raise a Problem that names what is wrong with it."""
     try:
         check_name(tick.item, "item", MAX_ITEM_BYTES)
         due_ms = instant_ms(tick.at)
@@ -148,9 +148,9 @@ _EXPECTED: Final = 'A tick is {"item": "user1234", "at": "2030-01-01T09:00:00Z"}
 
 
 def _refuse_repeated_fields(body: bytes) -> None:
-    """Receivers differ in which of two equal names they take; the text is handed on, so there must be one."""
+    """Refuse repeated fields: receivers differ in which of two they use, and the text is passed on as it is."""
     if b"\\" not in body and body.count(b'"item"') == body.count(b'"at"') == 1:
-        return  # nothing is escaped, so a name looks like itself, and no text holds a quote
+        return  # nothing is escaped: names appear literally, and no text contains a quote
     names: list[Any] = json.loads(body, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
     if len(names) != 2:
         raise Problem("invalid", f"a field is given more than once. {_EXPECTED}")
@@ -176,7 +176,7 @@ _CLOSE: Final = (b"connection", b"close")
 
 
 class Shortcut:
-    """The short way of one application."""
+    """The short path for ticks of one application."""
 
     def __init__(self, app: "App") -> None:
         self._app = app
@@ -197,13 +197,13 @@ class Shortcut:
         return key if key.targets is None and self._app.quotas.has_room(key, client.store) else None
 
     def admit(self, key: ApiKey, headers: Headers, address: str) -> None:
-        """Judge all but the body."""
+        """Check everything but the body."""
         self._app.authenticator.let_in(key, headers, address)
         check_right(key, TICK.right)
         check_content_type(headers, (JSON,))
 
     def admits_again(self, headers: Headers) -> bool:
-        """Whether headers that were let in once are so for ever: a key can be revoked, and a rate exceeded."""
+        """Return whether admitted headers stay admitted: a key can be revoked, and a rate exceeded."""
         return self._app.authenticator.free and b"authorization" not in headers and self._app.node.client is not None
 
     def post(self, body: bytes, waiter: "Posted") -> None:
@@ -213,13 +213,13 @@ class Shortcut:
         home.collector("keep").add(task, waiter)
 
     def count(self, key: ApiKey, body: bytes, handle: Handle) -> None:
-        """Count a tick to the quota of its key."""
+        """Count a tick toward the quota of its key."""
         client = self._app.node.client
-        if client is not None:  # else the node has stopped meanwhile
+        if client is not None:  # otherwise the node has stopped meanwhile
             self._app.quotas.add(key, client.store, [(handle.due_ms, len(body))])
 
     def text(self, answer: Answer, defaults: list[Header], *, closes: bool) -> bytes:
-        """An answer as it is sent. Heads are alike for a second at a time."""
+        """Return the bytes of a response. Heads are the same for a second at a time."""
         if defaults is not self._defaults:
             self._defaults = defaults
             self._heads.clear()
@@ -238,18 +238,18 @@ def _head(answer: Answer, headers: list[Header]) -> bytes:
 
 class _Nobody:
     def set(self) -> None:
-        """Nobody waits for a part of the request."""
+        """Do nothing: no part of the request is waited for."""
 
 
 class Posted:
-    """One tick on its way. For uvicorn it is a cycle: what follows on the connection waits until it is complete."""
+    """One tick in progress. uvicorn treats it as a cycle: later requests on the connection wait for it."""
 
     message_event = _Nobody()
     more_body = keep_alive = True
     disconnected = response_started = response_complete = False
 
     def __init__(self, connection: "HttpConnection", shortcut: Shortcut, key: ApiKey | None, headers: Headers) -> None:
-        """Without a key it is let in already."""
+        """Without a key the tick is already admitted."""
         self._connection = connection
         self._shortcut = shortcut
         self._key = key
@@ -261,7 +261,7 @@ class Posted:
         return self._key is None
 
     def start(self) -> None:
-        """The request is complete."""
+        """Start the put: the request is complete."""
         self.more_body = False
         try:
             if self._key is not None:
@@ -299,7 +299,7 @@ class Posted:
 
 
 class KeyedPost(Posted):
-    """A tick of an API key, which counts to the key's quota."""
+    """A tick of an API key, which counts toward the key's quota."""
 
     _owner: ApiKey | None = None
 
@@ -308,7 +308,7 @@ class KeyedPost(Posted):
         super().start()
 
     def done(self) -> bool:
-        return self.response_complete  # the tick of a caller that hung up counts, too
+        return self.response_complete  # the tick of a caller that hung up counts as well
 
     def set_result(self, handle: Handle) -> None:
         if self._owner is not None and handle.outcome != "kept":
