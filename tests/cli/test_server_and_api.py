@@ -544,7 +544,7 @@ async def test_an_api_that_is_not_there_or_is_none(api: Api, server: Server) -> 
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
-        assert "does not answer as Mainspring's API" in str(await get(f"http://127.0.0.1:{port}"))
+        assert "does not respond like Mainspring's API" in str(await get(f"http://127.0.0.1:{port}"))
 
 
 async def test_a_command_that_needs_the_server_itself_says_so(api: Api) -> None:

@@ -71,7 +71,7 @@ def problem(kind: str, status: int) -> bytes:
     [
         (b"", Unavailable, "it may have been done"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", Unavailable, "it may have been done"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", Refused, "does not answer as Mainspring's API"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", Refused, "does not respond like Mainspring's API"),
         (b"HTTP/1.1 502 x\r\ncontent-length: 2\r\n\r\n[]", Refused, "status 502"),
         (problem("invalid", 400), InvalidInput, "why"),
         (problem("not-confirmed", 503), NotConfirmed, "why"),
@@ -98,5 +98,5 @@ def test_an_address_that_cannot_be_one_is_refused_without_its_secret(url: str) -
 
 @pytest.mark.parametrize("token", ["", "secret", "msk_short", "msk_" + "x" * 30 + "\r\nx: y"])
 def test_what_is_no_key_is_not_sent(token: str) -> None:
-    with pytest.raises(ConfigError, match="no API key"):
+    with pytest.raises(ConfigError, match="not an API key"):
         Api("http://127.0.0.1:1", namespace="main", token=token)

@@ -175,7 +175,7 @@ async def test_a_result_without_a_timeout_is_waited_for_no_longer_than_puts_wait
         server.kill()
         with pytest.raises(Unavailable):
             await handle.result()
-        with pytest.raises(TimeoutError, match=r"not over after 0\.2, and the server is away: .*connect"):
+        with pytest.raises(TimeoutError, match=r"not over after 0\.2, and the server is unavailable: .*connect"):
             await handle.result(timeout=0.2)
         with pytest.raises(Unavailable):
             await client.find_result("waits")

@@ -1,4 +1,4 @@
-"""`Client`: what applications call to put, get, list, cancel and move tasks, to pause work and to wait for results."""
+"""`Client`: put, get, list, cancel and move tasks, pause work, and wait for results."""
 
 import asyncio
 import math
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
 
 
 BATCH: Final = 16_384
-"""Tasks that travel together in a bulk put: the more, the more of them share a slice, which costs the server less.
-To make them ready keeps the loop for about 20 ms."""
+"""Tasks per batch of a bulk put. In larger batches more tasks share a slice, which costs the server less; preparing
+this many keeps the loop for about 20 ms."""
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
-"""And their payloads take no more than this, about: more would keep the loop and the connection for long."""
+"""Approximate limit of their payloads: more would keep the loop and the connection busy for long."""
 
 _AT_ONCE: Final = 256
 _LOOKED_AT: Final = 32
@@ -80,7 +80,7 @@ _LOOKED_AT: Final = 32
 
 
 class PutTally:
-    """What a bulk put came to so far."""
+    """Totals of a bulk put so far."""
 
     def __init__(self, level: Durability, handles: bool) -> None:
         self.level = level
@@ -118,9 +118,9 @@ class PutTally:
 def handles_of(
     batch: Batch, places: Places, named: Iterable[Handle | None], level: Durability, short: Container[int] = ()
 ) -> list[Handle | None]:
-    """One for each task, in the order given; None for those that were not written.
+    """Return one handle per task, in the order given; None for tasks that were not written.
 
-    In the partitions `short` it is as safe as the server is, whatever was asked for.
+    In the partitions `short`, tasks have only the durability of the server, whatever was requested.
     """
     found: list[Handle | None] = [None] * batch.size
     for number, handle in zip(batch.named, named, strict=True):
@@ -171,7 +171,7 @@ async def _by_few(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[
 
 
 def payload_bytes(tasks: list[Task]) -> int:
-    """What their payloads take, by the look of some."""
+    """Estimate the size of the payloads from a sample."""
     some = tasks[::_LOOKED_AT]
     return sum(map(_payload_bytes, some)) * len(tasks) // len(some)
 
@@ -198,13 +198,13 @@ PutProgress = Callable[[int], None]
 """Called with the number of tasks stored so far."""
 
 PutParts = tuple[Store, Intake, NamedPuts, Finder]
-"""What an open client works with."""
+"""The parts of an open client that puts use."""
 
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 
 
 class PutOperations:
-    """How Client stores tasks."""
+    """Calls of Client that store tasks."""
 
     _wait_s: float
     _widths: Widths
@@ -258,7 +258,7 @@ class PutOperations:
         try:
             async for some in batches(tasks):
                 await store.fresh_ms()
-                # The next batch is made ready while the server works on this one.
+                # Prepare the next batch while the server works on this one.
                 write = self._prepare(some, on_conflict, tally)
                 if writing is not None:
                     await writing
@@ -273,7 +273,7 @@ class PutOperations:
     def _prepare(
         self, tasks: Sequence[Task], on_conflict: OnConflict, tally: PutTally
     ) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Check and encode a batch; what is returned writes it."""
+        """Check and encode a batch; return a function that writes it."""
         store, intake, _, _ = self._ready()
         now_ms = store.clock.now_ms()
         batch = intake.take(tasks, now_ms)
@@ -324,7 +324,7 @@ def _is_one_batch(tasks: list[Task]) -> bool:
 
 
 def _silent(stored: int) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default progress callback."""
 
 
 P = TypeVar("P")
@@ -441,7 +441,7 @@ def _range(due_after: When | None, due_before: When | None) -> tuple[int, int]:
 FIRST_PAUSE_S: Final = 0.005
 LONGEST_PAUSE_S: Final = 0.25
 LOOK_EVERY: Final = 8
-"""After so many questions for the result, look whether there will ever be one."""
+"""Requests for the result after which to check whether there can ever be one."""
 
 _OVER: Final = frozenset({"done", "finished", "cancelled", "replaced", "dead", "unknown"})
 
@@ -450,7 +450,7 @@ _BEFORE_IT_RAN: Final = "cancelled before it ran"
 
 
 class ResultOperations:
-    """What Client can do with results."""
+    """Calls of Client for results."""
 
     _wait_s: float
 
@@ -467,14 +467,14 @@ class ResultOperations:
         id: str,
         *,
         lane: str | None = None,
-        timeout: float | Delay | None = None,  # noqa: ASYNC109  # as everybody expects of a result
+        timeout: float | Delay | None = None,  # noqa: ASYNC109  # callers expect the parameter of a result
     ) -> Any:
         """Wait until a task is done; return its handler's result, its command's output or its webhook's answer.
 
-        `timeout` is a number of seconds or a text such as "30s". A server that is away is waited for until then;
+        `timeout` is a number of seconds or a text such as "30s". An unavailable server is waited for until then;
         without a timeout as long as a put would wait for it. Name the `lane` of the task if you know it. Raises
-        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time, NotFound if nothing is
-        kept of its end.
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time, NotFound if no record
+        of its end is stored.
         """
         result = await self.run_result(id, lane=lane, timeout=timeout)
         if result.ending != "done":
@@ -490,9 +490,9 @@ class ResultOperations:
         lane: str | None = None,
         timeout: float | Delay | None = None,  # noqa: ASYNC109
     ) -> Result:
-        """Wait until a task is over, well or not; return all that is kept: its value, log lines, output, answer.
+        """Wait until a task is over, successfully or not; return its stored value, log lines, output and response.
 
-        `timeout` and `lane` are those of `result`. Raises TimeoutError, and NotFound if nothing is kept of its end.
+        `timeout` and `lane` are those of `result`. Raises TimeoutError, and NotFound if no record of its end is stored.
         """
         most_s = _seconds(timeout)
         outage = _Outage(self.store, self._wait_s if most_s is None else math.inf)
@@ -523,12 +523,12 @@ class ResultOperations:
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
-        """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
-        # Not `get`: what is noted of a cancelled id may be of an earlier task, and a result of a later one.
+        """Return the end of a task; None while it is not over. Records of an earlier task with the id do not count."""
+        # Not `get`: the record of a cancelled id may be of an earlier task, and a result of a later one.
         info = await find_live(self.store, id, lane)
         if info.state not in _OVER:
             return None
-        # Only now: it may have ended between the two questions.
+        # Read it only now: the task may have ended between the two requests.
         found = await read_result(self.store, reference)
         letter = None if info.state == "done" else await self.dead.get(id, lane=lane)
         # The index forgets a cancelled id at once, so that it can be used again.
@@ -548,12 +548,12 @@ class ResultOperations:
             raise NotFound(f"there is no task {id!r}")
         raise NotFound(
             f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
-            "it is past"
+            "it has expired"
         )
 
 
 class _Outage:
-    """Waits for a server that is away, up to `wait_s` each time it goes away."""
+    """Waits for an unavailable server, up to `wait_s` per outage."""
 
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
@@ -562,7 +562,7 @@ class _Outage:
         self._failure: StoreError | None = None
 
     async def wait(self, failure: StoreError) -> None:
-        """Wait before the next question, or raise the failure."""
+        """Wait before the next attempt, or raise the failure."""
         self._failure = failure
         self._window = self._window or RetryWindow(self._store, self._wait_s)
         await self._window.after(failure)
@@ -572,25 +572,25 @@ class _Outage:
 
     @property
     def description(self) -> str:
-        return "" if self._failure is None else f", and the server is away: {self._failure}"
+        return "" if self._failure is None else f", and the server is unavailable: {self._failure}"
 
 
 def _is_older(found: Result | None, letter: DeadLetter | None, off_ms: int) -> bool:
-    """True if everything kept under an id is older than the task that was cancelled at `off_ms`."""
+    """Return True if everything stored under an id is older than the task that was cancelled at `off_ms`."""
     if found is not None and (found.ending == "cancelled" or found.ended_ms > off_ms):
         return False
     return letter is None or letter.died_ms <= off_ms
 
 
 def _says_more(found: Result | None, letter: DeadLetter) -> bool:
-    """Whether it is of the same death, or of a later run."""
+    """Return whether the result is of the same death, or of a later run."""
     if found is None:
         return False
     return found.ended_ms >= letter.died_ms or (found.ending == "dead" and found.due_ms in (0, letter.due_ms))
 
 
 def _is_of(found: Result, info: TaskInfo) -> bool:
-    """Whether it is the end of this very task, as far as that is known."""
+    """Return whether the result is of this very task, as far as that is known."""
     return not (found.due_ms and info.due_ms is not None and info.attempt == 1 and found.due_ms != info.due_ms)
 
 
@@ -598,7 +598,7 @@ def _seconds(timeout: float | Delay | None) -> float | None:
     if timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout >= 0):
         return timeout
     if isinstance(timeout, (bool, int, float)):
-        raise InvalidInput(f"timeout is {timeout!r}; give seconds, a text such as '30s', or None to wait for ever")
+        raise InvalidInput(f"timeout is {timeout!r}; give seconds, a text such as '30s', or None to wait forever")
     return delay_ms(timeout, field="timeout") / 1000
 
 
@@ -700,11 +700,11 @@ class PauseOperations:
 
 
 CANCEL_BATCH: Final = 1_048_576
-"""Cancels that travel together: the more of them fall into one slice, the less each costs."""
+"""Most cancels sent together: the more fall into one slice, the less each costs."""
 
 
 class QueueOperations:
-    """What Client tells about queues, and about the workers that serve them."""
+    """Calls of Client for queues and the workers that serve them."""
 
     @property
     @abstractmethod
@@ -785,7 +785,7 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
     @cached_property
     def schedules(self) -> "Schedules":
         """Recurring work: add, edit, pause, trigger, backfill, …"""
-        from .schedules import Schedules  # the language of schedules is much to load for a program that has none
+        from .schedules import Schedules  # slow to load, and many programs have no schedules
 
         return Schedules(lambda: self.store, self._timezone)
 
@@ -796,7 +796,7 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
 
     @classmethod
     def over(cls, store: Store, *, wait_s: float = 0.0, timezone: str = "UTC") -> "Client":
-        """A client on a store that is open already (and that stays open when the client closes)."""
+        """Return a client on a store that is already open, and that stays open when the client closes."""
         client = cls(wait_s=wait_s, timezone=timezone)
         client._owns_store = False
         client._use(store)
@@ -875,11 +875,11 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
         try:
             summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
         except NotConfirmed as error:
-            error.stored = 0  # it says so in its own words
+            error.stored = 0  # its own message says so
             raise
         assert summary.handles is not None
         [handle] = summary.handles
-        # Without a lane exactly this task is meant, and not one of the same id in some lane.
+        # Without a lane, ask for exactly this task, not for one of the same id in some lane.
         ask = partial(self.result, handle.id, lane="" if lane is None and id is not None else lane)
         return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
 
@@ -902,7 +902,7 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
         `id` and `lane` are those of `get`. `allowed` are whole targets, or their beginnings and `*`: queues and
         handlers beyond them are not named.
         """
-        from ..store.tasks.explain import explain  # it knows schedules too: much to load for who never asks
+        from ..store.tasks.explain import explain  # it loads schedules too: slow, and rarely needed
 
         _, _, _, finder = self._ready()
         return await explain(self.store, finder, id, await resolve(self.store, id, lane), allowed)
@@ -918,7 +918,7 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
             [outcome] = await self.cancel_many([id], lane=lane)
             if outcome != "ambiguous":
                 return outcome
-            await self.get(id, lane=lane)  # raises Ambiguous, with the lanes, unless all but one are gone by now
+            await self.get(id, lane=lane)  # raises Ambiguous with the lanes, unless only one is left
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[BulkCancelOutcome]:
         """Cancel any number of tasks; return one answer of `cancel` for each id, in order."""
@@ -938,9 +938,9 @@ class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperation
         return outcomes
 
     async def _plan_past_cancelled(self, ids: list[str]) -> None:
-        from ..store.schedules import plan_past_cancelled  # much to load, as for `schedules`
+        from ..store.schedules import plan_past_cancelled  # slow to load, as for `schedules`
 
-        with suppress(StoreError):  # they are cancelled all the same, and their owner looks for missing runs
+        with suppress(StoreError):  # they are cancelled anyway, and their owner checks for missing runs
             await plan_past_cancelled(self.store, ids)
 
     async def reschedule(

@@ -1,4 +1,4 @@
-"""The calls of a client that deal with dead letters: list, show, replay, drop, export."""
+"""The calls of a client for dead letters: list, show, replay, drop, export."""
 
 import asyncio
 from abc import abstractmethod
@@ -22,19 +22,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[Any]]
 AHEAD_MS: Final = 1_000
-"""With a rate, letters are put back this long before they come due: a replay that is stopped stops at once."""
+"""With a rate, how long before they are due dead letters are replayed: a replay that is stopped stops at once."""
 
 FARTHEST_AHEAD_MS: Final = 2 * AHEAD_MS
-"""So far ahead the last letter of a portion comes due."""
+"""How far ahead the last dead letter of a portion is due."""
 
 _FOREVER_MS: Final = 1 << 45
 
 
 class DeadLetters:
-    """`client.dead`: what can be done with dead letters.
+    """`client.dead`: calls for dead letters.
 
-    Every call that takes many letters takes the same filters: `target` (whole, or its beginning and `*`), `lane`,
-    `reason` (part of it), `died_after` (included) and `died_before` (not included). Without any it means all letters.
+    Every call on many dead letters takes the same filters: `target` (whole, or its beginning and `*`), `lane`,
+    `reason` (part of it), `died_after` (included) and `died_before` (not included). Without any it means all of them.
     """
 
     def __init__(self, store: Callable[[], Store], replayer: Callable[[], Replayer], wait_s: float) -> None:
@@ -47,12 +47,12 @@ class DeadLetters:
         return self._opened()
 
     async def count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
-        """How many dead letters there are, or how many of them died in a range of time. None of them is read."""
+        """Return how many dead letters there are, or how many died in a range of time, without reading them."""
         where = _filter(None, None, None, died_after, died_before)
         return await dead_letters.count(self._store, where.from_ms, where.to_ms)
 
     async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
-        """The dead letter of a task; None when there is none."""
+        """Return the dead letter of a task; None if there is none."""
         kept = await self._find(id, lane)
         return None if kept is None else kept.letter
 
@@ -66,9 +66,9 @@ class DeadLetters:
         new_key: bool = False,
         dry_run: bool = False,
     ) -> Replayed:
-        """Give one letter another life, now or at another time: same id, same lane, attempt 1.
+        """Put the task of a dead letter again, now or at another time: same id, same lane, attempt 1.
 
-        It keeps the idempotency key of its first life unless `new_key`. A task of the same id that is not over is
+        It keeps its idempotency key unless `new_key`. A task of the same id that is not over is
         never overwritten: the answer is then "conflict".
         """
         due_ms = await self._due_ms(at, after)
@@ -97,9 +97,10 @@ class DeadLetters:
         progress: Callable[[ReplaySummary], None] | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> ReplaySummary:
-        """Replay all letters that fit, those first that died first; what dies meanwhile is left for another time.
+        """Replay all matching dead letters, earliest death first; tasks that die meanwhile are left alone.
 
-        With a `rate` they come due at so many a second. Stopped in between, every letter is either back or still there.
+        With a `rate`, at most so many become due per second. If it is stopped, every dead letter is either replayed or
+        still there.
         """
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
@@ -120,7 +121,7 @@ class DeadLetters:
         return summary
 
     async def drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
-        """Forget one letter for good."""
+        """Drop one dead letter for good."""
         kept = await self._find(id, lane)
         if kept is None:
             return "unknown"
@@ -138,7 +139,7 @@ class DeadLetters:
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Forget all letters that fit for good, and say how many. What dies meanwhile stays."""
+        """Drop all matching dead letters for good; return their number. Tasks that die meanwhile stay."""
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
         count = 0
@@ -159,7 +160,7 @@ class DeadLetters:
         died_before: When | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Write all letters that fit as lines of JSON, the oldest first: `export(file.write)`. Says how many."""
+        """Write all matching dead letters as JSON lines, oldest first: `export(file.write)`. Return the number."""
         where = _filter(target, lane, reason, died_after, died_before)
         namespace, count = self._store.keys.namespace, 0
         async for some in dead_letters.walk(self._store, where):
@@ -172,7 +173,7 @@ class DeadLetters:
     # -- inside ------------------------------------------------------------------------------------------------
 
     async def _so_far(self, where: DeadFilter) -> DeadFilter:
-        """Only what has died by now: tasks that die once more while they are replayed would never end."""
+        """Limit a filter to what has died by now: otherwise tasks that die again would be replayed without end."""
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self._store.sample_clock() + 1))
 
     async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
@@ -243,7 +244,7 @@ class FlatDeadLetterCalls:
 
 
 class _Pace:
-    """When each letter comes due, and when it is put back."""
+    """Computes when each dead letter is due, and when it is replayed."""
 
     def __init__(self, clock: Clock, start_ms: int | None, rate: float | None, sleep: Sleep) -> None:
         self._clock = clock
@@ -255,14 +256,14 @@ class _Pace:
 
     def due_ms(self) -> int:
         if self._start_ms is None:
-            # Behind its time it does not catch up: the rate is what the target can bear.
+            # Do not catch up after a delay: the rate is what the target can bear.
             self._next_ms = max(self._next_ms, float(self._clock.now_ms()))
         due_ms = int(self._next_ms)
         self._next_ms += self._gap_ms
         return due_ms
 
     async def wait(self) -> None:
-        """Nothing to wait for where a start was given: the letters come due by themselves, at their rate."""
+        """Wait for the next one. With a start time there is no wait: they become due by themselves, at their rate."""
         while self._start_ms is None and self._gap_ms:
             early_ms = self._next_ms - AHEAD_MS - self._clock.now_ms()
             if early_ms <= 0:

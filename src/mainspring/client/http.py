@@ -48,7 +48,7 @@ TIMEOUT_S: Final = 90.0
 
 
 _AWAY: Final = (502, 503, 504)
-"""What a proxy says of a node behind it that it cannot reach."""
+"""Statuses of a proxy that cannot reach the node."""
 
 
 class TooLate(Conflict):
@@ -56,11 +56,11 @@ class TooLate(Conflict):
 
 
 class NoNamespace(MainspringError):
-    """The namespace does not exist, or not for this key. Not a `NotFound`, which is about what a namespace holds."""
+    """The namespace does not exist for this key. Not a `NotFound`, which concerns objects in a namespace."""
 
 
 class ConflictAnswer(Conflict):
-    """Nothing was done; `answer` is the reason code."""
+    """The request changed nothing; `answer` is the reason code."""
 
     def __init__(self, detail: str, answer: str) -> None:
         super().__init__(detail)
@@ -81,7 +81,7 @@ _ERRORS: Final[dict[str, Callable[[str], MainspringError]]] = {
 
 
 class Api:
-    """Calls one API. Nothing is sent twice: a request whose answer was lost may have been done."""
+    """Calls one API. No request is repeated: one whose response was lost may have been executed."""
 
     def __init__(self, url: str, *, namespace: str | None = None, token: str | None = None) -> None:
         try:
@@ -95,7 +95,7 @@ class Api:
             self._headers["mainspring-namespace"] = namespace
         if token is not None:
             if not is_token(token):
-                raise ConfigError("api_token is no API key; they begin with msk_")
+                raise ConfigError("api_token is not an API key; keys begin with msk_")
             self._headers["authorization"] = f"Bearer {token}"
         self._connection = _connect(parts.scheme, parts.hostname or "", parts.port)
 
@@ -106,10 +106,10 @@ class Api:
         return self.call("GET", *path, query=query)
 
     def post(self, *path: str, query: Mapping[str, object] | None = None, **body: object) -> Any:
-        """Fields that are None are left out."""
+        """Post a request, leaving out fields that are None."""
         for name, value in body.items():
             if isinstance(value, float) and not isfinite(value):
-                # JSON can only say null for it, which would mean that no value was given.
+                # JSON can only write null for it, which would mean that no value was given.
                 raise InvalidInput(f"{name} is {value}; give a number")
         return self.call("POST", *path, query=query, body=_given(body))
 
@@ -141,9 +141,9 @@ class Api:
             answer = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             if status in _AWAY:
-                raise self._away(f"no node answers (status {status})") from None
+                raise self._away(f"no node responds (status {status})") from None
             raise Refused(
-                f"{self.where} does not answer as Mainspring's API does (status {status}); is this its address?"
+                f"{self.where} does not respond like Mainspring's API (status {status}); is this its address?"
             ) from None
         if status < 400:
             return answer
@@ -169,7 +169,7 @@ class Api:
 
 
 def _with_handle(error: MainspringError, problem: Mapping[str, Any]) -> MainspringError:
-    """A task that is stored, but not confirmed, is named in the problem."""
+    """Add the handle in the problem of a task that is stored but not confirmed."""
     if isinstance(error, NotConfirmed) and "id" in problem:
         named = {name: problem[name] for name in ("id", "due_ms", "outcome") if name in problem}
         error.handles = [msgspec.convert(named, Handle)]
@@ -184,7 +184,7 @@ def _connect(scheme: str, host: str, port: int | None) -> http.client.HTTPConnec
 
 def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
     first, *names = segments
-    if "" in names:  # it would be the path of something else
+    if "" in names:  # it would be the path of another resource
         raise InvalidInput("the id, or the name, is empty; give 1 to 256 bytes")
     path = "/".join([first, *(quote(name, safe="") for name in names)])
     given = _given(query or {})
@@ -192,7 +192,7 @@ def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
 
 
 def moment_of(when: When | None) -> str | int | float | None:
-    """A time as the API reads it."""
+    """Return a time in a form that the API reads."""
     if not isinstance(when, datetime):
         return when
     instant_ms(when)  # refuses one without an offset
@@ -213,7 +213,7 @@ _COUNTED: Final = ("replayed", "conflict", "damaged", "gone")
 
 
 class RemoteDeadLetters:
-    """What commands do with dead letters. Filters are those of `Client`."""
+    """Calls for dead letters over HTTP. Filters are those of `Client`."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -222,7 +222,7 @@ class RemoteDeadLetters:
         return self._api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
 
     async def count(self, *, died_after: When | None = None, died_before: When | None = None) -> None:
-        """The API counts no letters without reading them."""
+        """Return None: the API cannot count dead letters without reading them."""
 
     async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         try:
@@ -259,7 +259,7 @@ class RemoteDeadLetters:
         progress: Callable[[ReplaySummary], None] | None = None,
         **filters: Any,
     ) -> ReplaySummary:
-        """Send requests of at most half a minute each until no letters are left."""
+        """Send requests of at most half a minute each until no dead letters are left."""
         given: dict[str, Any] = {
             "at": moment_of(at),
             "after": after,
@@ -271,7 +271,7 @@ class RemoteDeadLetters:
         while True:
             answer = self._api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
             for name in _COUNTED:
-                # Letters that cannot be replayed are met again in each request, so the last count is the right one.
+                # Each request meets the ones that cannot be replayed again, so the last count is the right one.
                 before = getattr(summary, name) if name == "replayed" else 0
                 setattr(summary, name, before + answer[name])
             summary.problems = msgspec.convert(answer["problems"], type=list[Replayed])[:PROBLEMS_KEPT]
@@ -279,7 +279,7 @@ class RemoteDeadLetters:
                 progress(summary)
             if answer["complete"] or dry_run or not answer["replayed"]:
                 return summary
-            # Leave letters that died again since the first request: otherwise this loop might never end.
+            # Leave dead letters that died again since the first request: otherwise this loop might never end.
             filters["died_before"] = answer.get("died_before", filters.get("died_before"))
 
     async def drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
@@ -304,7 +304,7 @@ class RemoteDeadLetters:
     async def export(
         self, write: Callable[[bytes], Any], *, progress: Callable[[int], None] | None = None, **filters: Any
     ) -> int:
-        """Pages come with the newest first: all of them are fetched before the oldest is written."""
+        """Fetch all pages, which come newest first, then write them oldest first."""
         letters: list[Any] = []
         cursor: str | None = None
         while True:
@@ -336,7 +336,7 @@ def _chosen_or_all(filters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _letter(answer: dict[str, Any]) -> DeadLetter:
-    """As the API tells it; its key is worked out again from id and time."""
+    """Decode a dead letter; its key is recomputed from id and time."""
     fields = {name: answer[name] for name in ("id", "reason", "died_ms", "due_ms")}
     if answer["damaged"]:
         return DeadLetter(**fields, entry=base64.b64decode(answer.get("entry_base64", "")))
@@ -372,7 +372,7 @@ class RemoteSchedules:
     async def add_many(
         self, definitions: "Iterable[Definition]", *, on_conflict: "OnExisting" = "reject"
     ) -> "list[tuple[ScheduleView, AddOutcome]]":
-        """One by one; those before one that is refused are stored."""
+        """Add schedules one by one; those before a refused one are stored."""
         outcome: AddOutcome = "created" if on_conflict == "reject" else "replaced"
         return [(await self.add(one.name, on_conflict=on_conflict, **_fields_of(one)), outcome) for one in definitions]
 
@@ -424,7 +424,7 @@ class RemoteSchedules:
         dry_run: bool = False,
         progress: "Callable[[int, int], None] | None" = None,
     ) -> "Backfilled":
-        del progress  # it is one request: nothing is known of it before its answer
+        del progress  # a single request has no progress to report
         from mainspring.model.schedule.view import Backfilled
 
         answer = self._api.post(
@@ -467,7 +467,7 @@ class RemoteSchedules:
 
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a caller says of a schedule; who says it is the API's to tell."""
+    """Return a schedule's fields for the API, which determines the author itself."""
     given = {name: value for name, value in fields.items() if name != "by"}
     for name in ("start", "end"):
         if given.get(name) is not None:
@@ -550,7 +550,7 @@ def _view(answer: dict[str, Any]) -> "ScheduleView":
 
 
 def _worst_case(answer: dict[str, Any] | None) -> "WorstCase | None":
-    """None in lists, and from a node of an older version."""
+    """Return None in lists, and for nodes of an older version."""
     from mainspring.model.retry import WorstCase
 
     return None if answer is None else WorstCase(answer["ms"], answer["sum"])
@@ -623,7 +623,7 @@ class RemoteClient:
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[BulkCancelOutcome]:
         wanted = list(ids)
-        outcomes = {id: self._cancel(id, lane) for id in dict.fromkeys(wanted)}  # one that is given twice is one
+        outcomes = {id: self._cancel(id, lane) for id in dict.fromkeys(wanted)}  # an id given twice is cancelled once
         return [outcomes[id] for id in wanted]
 
     def _cancel(self, id: str, lane: str | None) -> BulkCancelOutcome:
@@ -738,7 +738,7 @@ class RemoteClient:
 
 
 def _task(answer: dict[str, Any]) -> TaskInfo:
-    """Bytes that are no JSON travel under a name of their own."""
+    """Decode a task; payloads that are not JSON have a field of their own."""
     if "payload_base64" in answer:
         answer = answer | {"payload": base64.b64decode(answer["payload_base64"])}
     return msgspec.convert(answer, TaskInfo)

@@ -39,13 +39,13 @@ from ..store.tasks.put_ids import put_ids
 
 _TRIES: Final = 16
 Make = Callable[[Seen, int], Definition | None]
-"""The definition to write, from what is there and the time; None removes it."""
+"""Returns the definition to write, given the stored state and the time; None removes the schedule."""
 
 
 class _Plan(NamedTuple):
     change: ScheduleWrite | None
     view: ScheduleView
-    """When it is written; of one that is removed, as it was."""
+    """State after the write; for a removed schedule, its last state."""
 
 
 class Writer:
@@ -72,7 +72,7 @@ class Writer:
             wanted: dict[str, Seen] = {}
             for name, one in zip(todo, seen, strict=True):
                 if name in unsure and one.definition == unsure[name]:
-                    # Written, and the reply was lost. For one that was removed stands what was seen last.
+                    # Written, and the reply was lost. For a removed schedule, return its last state.
                     if one.definition is not None:
                         views[name] = view_of(one.definition, one.link, now_ms)
                 elif one.definition is not None or not missing_ok:
@@ -102,18 +102,18 @@ class Writer:
         return [(plan.change, plan.view) for plan in plans.values() if plan.change is not None]
 
     async def _at_home(self, name: str, seen: Seen, definition: Definition | None) -> Seen:
-        """A schedule with a lane lives with the tasks of its lane; the partition of its name says where that is."""
+        """Point from the partition of its name to a schedule with a lane, which is stored in the lane's partition."""
         if definition is None or (seen.definition is None and definition.lane is None and not seen.pointed):
             return seen
         if seen.definition is not None:
             if seen.definition.lane != definition.lane:
-                raise InvalidInput(f"schedule {name!r}: its lane cannot be changed; remove it, and add it anew")
+                raise InvalidInput(f"schedule {name!r}: its lane cannot be changed; remove it, and add it again")
             return seen
         home = partition_of(definition.lane or name, len(self._store.keys))
         elsewhere = home != partition_of(name, len(self._store.keys))
         wanted = kept.point_to(definition.lane) if definition.lane is not None and elsewhere else b""
         if wanted != seen.pointed and not await kept.point(self._store, name, seen.pointed, wanted):
-            return seen  # somebody else did: the write will find that out
+            return seen  # another caller did: the write will find out
         [there] = await kept.see_at(self._store, [(home, name)])
         return there._replace(pointed=wanted)
 
@@ -124,7 +124,7 @@ class Writer:
         skipped: dict[str, int],
         unsure: dict[str, Definition | None],
     ) -> list[str]:
-        """Names that have to be tried again."""
+        """Return the names that have to be retried."""
         again: list[str] = []
         if not pending:
             return again
@@ -132,7 +132,7 @@ class Writer:
         answers = await kept.write(self._store, [change for change, _ in pending])
         for (change, view), written in zip(pending, answers, strict=True):
             if isinstance(written, StoreError):
-                # Its reply may be lost: the next look shows whether it was written.
+                # Its reply may be lost: the next read shows whether it was written.
                 failure = written if not (isinstance(written, Unavailable) and written.sent) else failure
                 unsure[change.name] = change.definition
                 if change.definition is None:
@@ -165,11 +165,11 @@ def stamped(definition: Definition, seen: Seen, now_ms: int) -> Definition:
 
 
 def nothing(_seen: Seen, _now_ms: int) -> None:
-    """The write that removes a schedule."""
+    """Return None, the definition that removes a schedule."""
 
 
 def _plan(name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None) -> _Plan:
-    """The write that makes it so, and what is seen then; no write where there is nothing to do."""
+    """Return the write that leads to the definition and the state after it; no write if nothing changes."""
     if definition is not None and definition is seen.definition:
         return _Plan(None, view_of(definition, seen.link, now_ms))
     if definition is None:
@@ -189,7 +189,7 @@ BACKFILL_BATCH: Final = 1_000
 
 
 class RunsBeside:
-    """Puts runs that move no chain."""
+    """Puts runs without advancing their chains."""
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._open_store = store
@@ -236,7 +236,7 @@ class RunsBeside:
         if end_ms < start_ms:
             raise InvalidInput("the end of the range lies before its start")
         now_ms = await self._store.fresh_ms()
-        # Occurrences that are still ahead belong to the chain.
+        # Occurrences still ahead belong to the chain.
         until_ms = min(end_ms, now_ms + 1)
         if seen.link is not None and seen.link.planned_ms:
             until_ms = min(until_ms, seen.link.planned_ms)
@@ -263,7 +263,7 @@ class RunsBeside:
     async def _put_apart(
         self, number: int, definition: Definition, runs: Sequence[tuple[str, int, int]], now_ms: int
     ) -> int:
-        """Put runs that move no chain: (id, planned, due). Returns how many of them were new."""
+        """Put runs (id, planned, due) without advancing the chain; return how many were new."""
         rows = []
         for task_id, planned_ms, due_ms in runs:
             made = sketch_apart(definition, task_id, planned_ms, due_ms)
@@ -286,10 +286,10 @@ OnExisting = Literal["reject", "keep", "replace"]
 AddOutcome = Literal["created", "kept", "replaced"]
 
 AT_ONCE: Final = 256
-"""Schedules that are written with one round trip."""
+"""Schedules written in one round trip."""
 
 _PLACE: Final = re.compile(r"(\d{1,4})\.(\d{1,20})")
-"""A partition, and how far its hash was scanned."""
+"""A partition, and the cursor of the scan of its hash."""
 
 
 class Schedules(RunsBeside):
@@ -298,7 +298,7 @@ class Schedules(RunsBeside):
     def __init__(self, store: Callable[[], Store], timezone: str = "UTC") -> None:
         super().__init__(store)
         self.timezone = timezone
-        """Time zone of schedules that name none."""
+        """Default time zone of schedules."""
         self._writer = Writer(store)
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -321,13 +321,13 @@ class Schedules(RunsBeside):
         return view
 
     def define(self, name: str, **fields: Any) -> Definition:
-        """A definition for `add_many`, in the time zone of this client where the fields say none."""
+        """Return a definition for `add_many`; the default time zone is this client's."""
         return define(name, **{"timezone": self.timezone, **fields})
 
     async def add_many(
         self, definitions: Iterable[Definition], *, on_conflict: OnExisting = "reject"
     ) -> list[tuple[ScheduleView, AddOutcome]]:
-        """Add any number, many at a time. One that is wrong stops the call; batches before it are stored."""
+        """Add any number of schedules in batches. An invalid one stops the call; batches before it are stored."""
         if on_conflict not in ("reject", "keep", "replace"):
             raise InvalidInput(f"on_conflict {on_conflict!r}: use reject, keep or replace")
         added: list[tuple[ScheduleView, AddOutcome]] = []
@@ -346,7 +346,7 @@ class Schedules(RunsBeside):
     ) -> list[tuple[ScheduleView, AddOutcome]]:
         outcomes: dict[str, AddOutcome] = {}
         wanted = {definition.name: definition for definition in definitions}
-        now_ms = await self._store.fresh_ms()  # one for all: schedules that say the same share the answer
+        now_ms = await self._store.fresh_ms()  # one time for all, so that equal schedules share the result
         # Search in a thread: some schedules take long to evaluate, and the node must keep firing meanwhile.
         await asyncio.to_thread(lambda: [check_definition(one, now_ms) for one in definitions])
 
@@ -356,7 +356,7 @@ class Schedules(RunsBeside):
                 return stamped(definition, seen, now_ms)
             if on_conflict == "reject":
                 raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
-            if definition.paused is None:  # a pause is people's business: resume ends it
+            if definition.paused is None:  # only resume ends a pause
                 definition = msgspec.structs.replace(definition, paused=seen.definition.paused)
             definition = msgspec.structs.replace(definition, pinned=definition.pinned or seen.definition.pinned)
             same = same_schedule(seen.definition, definition) and seen.definition.source == definition.source
@@ -389,7 +389,7 @@ class Schedules(RunsBeside):
         return (await self._writer.write({name: make}))[name]
 
     async def rewrite(self, definition: Definition, *, generation: int) -> ScheduleView:
-        """Put a whole definition in the place of this generation; Conflict when there is another by now."""
+        """Replace this generation by a whole definition; raise Conflict if there is another generation by now."""
 
         def make(seen: Seen, now_ms: int) -> Definition:
             self._current(definition.name, seen, generation)
@@ -439,7 +439,7 @@ class Schedules(RunsBeside):
         return name in await self._writer.write({name: nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
-        """Make a former revision the present one again: the last that was another, or the one with this generation.
+        """Make a former revision the present one again: the last different one, or the one with this generation.
 
         A pause and a pin stay as they are. A removed schedule comes back as it was. Returns the schedule as stored.
         Raises NotFound if there is no such revision.
@@ -493,7 +493,7 @@ class Schedules(RunsBeside):
 
     async def _revisions(self, name: str) -> tuple[Definition | None, "list[Definition]"]:
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
-        # A removed one with a lane lived in the partition of that, and nothing points there any more.
+        # A removed schedule with a lane was in the lane's partition, and no pointer to it is left.
         where = range(len(self._store.keys)) if seen.definition is None else [seen.partition]
         former = await kept.revisions(self._store, where, name)
         if seen.definition is None and not former:
@@ -511,7 +511,7 @@ class Schedules(RunsBeside):
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
 
     async def list(self, *, limit: int = 100, cursor: str | None = None) -> SchedulePage:
-        """Some schedules, in no order; pass `page.next` as cursor for the next page. A page may hold a few more."""
+        """Return some schedules, unordered; pass `page.next` as cursor for the next page. It may hold a few more."""
         partition, place = _read_cursor(cursor, len(self._store.keys))
         found: list[ScheduleView] = []
         while partition < len(self._store.keys) and len(found) < limit:
@@ -521,7 +521,7 @@ class Schedules(RunsBeside):
         return SchedulePage(found, f"{partition}.{place}" if partition < len(self._store.keys) else None)
 
     async def all(self) -> AsyncIterator[ScheduleView]:
-        """Every schedule, in no order."""
+        """Yield every schedule, unordered."""
         cursor: str | None = None
         while True:
             page = await self.list(limit=500, cursor=cursor)
@@ -533,13 +533,13 @@ class Schedules(RunsBeside):
 
 
 async def _views(every: Iterable[Seen], now_ms: int) -> list[ScheduleView]:
-    """In a thread, like everything that looks for the next runs."""
+    """Return views, in a thread, like every search for next runs."""
     there = [(seen.definition, seen.link) for seen in every if seen.definition is not None]
     return await asyncio.to_thread(lambda: [view_of(definition, link, now_ms) for definition, link in there])
 
 
 def _checked(definition: Definition, seen: Seen, now_ms: int) -> Definition:
-    """The write that replaces what was seen, if it has a run left."""
+    """Return the definition that replaces the stored one, if it has a run left."""
     check_runs_left(check_definition(definition, now_ms), _runs(seen))
     return stamped(definition, seen, now_ms)
 

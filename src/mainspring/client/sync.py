@@ -23,7 +23,7 @@ Calls = TypeVar("Calls")
 
 
 class BlockingCall(Protocol):
-    """Does some work with the client in its own thread, and waits for it."""
+    """Runs a coroutine with the client in its own thread, and waits for it."""
 
     def __call__(self, work: Callable[[Client], Coroutine[Any, Any, T]], /) -> T: ...
 
@@ -38,7 +38,7 @@ class _Part:
 def _waiting_for(
     part: Callable[[Client], Calls], method: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[_Part, P], T]:
-    """The blocking form of one of the calls: same arguments, same answer, same documentation."""
+    """Return the blocking form of one of the calls: same arguments, result and documentation."""
 
     @functools.wraps(method)
     def call(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +94,7 @@ class SyncDeadLetters(_Part):
 
 
 CLOSE_S: Final = 2.0
-"""For calls of other threads that are under way when the client is closed."""
+"""Seconds for calls of other threads that are in progress when the client is closed."""
 
 
 def _same_arguments(
@@ -107,7 +107,7 @@ def _same_arguments(
 def _waiting(
     method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["SyncClient", P], T]:
-    """The blocking form of one of Client's methods: same arguments, same answer, same documentation."""
+    """Return the blocking form of one of Client's methods: same arguments, result and documentation."""
 
     @functools.wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -119,7 +119,7 @@ def _waiting(
 def _answering(
     put: Callable[Concatenate["SyncClient", P], Handle],
 ) -> Callable[Concatenate["SyncClient", P], Handle]:
-    """The handle of a blocking put waits for its result in a blocking way as well."""
+    """Return a blocking put; its handle waits for the result in a blocking way, too."""
 
     @functools.wraps(put)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Handle:
@@ -136,7 +136,7 @@ _Answer = tuple[T | None, BaseException | None]
 
 
 async def _contained(work: Coroutine[Any, Any, T]) -> _Answer[T]:
-    """An iterable of the caller's may want to end the program. Here it would end the loop that all calls need."""
+    """Run a call; an iterable of the caller's may raise SystemExit, which would end the loop that all calls need."""
     try:
         return await work, None
     except (SystemExit, KeyboardInterrupt) as ended:
@@ -147,7 +147,7 @@ def _answer_of(call: "Future[_Answer[T]]") -> T:
     try:
         answer, ended = call.result()
     except BaseException:
-        call.cancel()  # Ctrl-C: nobody waits for the answer any more
+        call.cancel()  # Ctrl-C: the caller no longer waits for the result
         raise
     if ended is not None:
         raise ended
@@ -174,7 +174,7 @@ class SyncClient:
         self._closing = threading.Lock()
         self._under_way: set[Future[Any]] = set()
         self._quiet = threading.Condition()
-        """Held to begin or to end a call; told when one has ended."""
+        """Held to begin or end a call; notified when one has ended."""
         self._closed = False
         self._thread.start()
         try:
@@ -219,7 +219,7 @@ class SyncClient:
     def close(self) -> None:
         """Close the connections and end the thread; calls of other threads have a moment to end. May be repeated."""
         self._check_thread()
-        if os.getpid() != self._pid:  # before the lock: a thread of the parent may have held it at the fork
+        if os.getpid() != self._pid:  # before the lock: the parent may have held it at the fork
             return
         with self._closing:
             if self._closed:
@@ -254,7 +254,7 @@ class SyncClient:
         try:
             return _answer_of(call)
         except CancelledError:
-            raise MainspringError("the client was closed during this call, which may be done all the same") from None
+            raise MainspringError("the client was closed during this call, which may have taken effect") from None
         finally:
             with self._quiet:
                 self._under_way.discard(call)
