@@ -472,7 +472,7 @@ async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove
         await publish(client.schedules, scheduler.declared(), client.store.clock.now_ms())
         watch = ScheduleWatch(client.schedules, file, Config())
         await watch.step()
-        assert "the source 'code' is that of schedules which programs declare" in caplog.text
+        assert "the source 'code' belongs to schedules that programs declare" in caplog.text
         assert [view.name async for view in client.schedules.all()] == ["declared"]
         file.write_text("source = 'team'\n" + FILE, encoding="utf-8")
         await watch.step()
@@ -541,7 +541,7 @@ async def test_a_watched_file_without_schedules_removes_none_unless_it_says_so(
 ) -> None:
     await watched.rewrite(text)
     assert await watched.names() == ["nightly", "ping"]
-    assert "if there shall be none, write [schedules]" in caplog.text
+    assert "if there should be none, write an empty [schedules]" in caplog.text
     await watched.rewrite(text + "[schedules]\n")
     assert await watched.names() == []
 

@@ -87,7 +87,7 @@ async def test_a_worker_stops_if_the_namespace_was_made_anew_with_another_count(
     scheduler.handler(queue="mail", name="send")(lambda: None)
     workplace = Workplace(scheduler, config)
     assert await workplace.run_until_signal(started=lambda: make_anew(emptied)) == 2
-    assert "the worker cannot go on: namespace 'main' has" in caplog.text
+    assert "the worker cannot continue: namespace 'main' has" in caplog.text
 
 
 async def test_a_client_that_is_open_is_refused_if_the_namespace_was_made_anew(

@@ -101,7 +101,7 @@ async def test_a_declaration_whose_time_is_over_stops_nobody(
     new = define("another", every="10s", target="log:")
     with caplog.at_level(logging.WARNING, logger="mainspring.scheduler"):
         await publish(client.schedules, [changed, new], clock.now_ms())
-    assert "the time of what is declared is over" in caplog.text
+    assert "the declared one has already ended" in caplog.text
     assert await client.schedules.get("another") is not None
     view = await client.schedules.get("promo")
     assert view is not None

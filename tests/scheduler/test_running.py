@@ -451,7 +451,7 @@ def test_an_event_loop_that_ends_without_astop_stops_the_scheduler(
 
     asyncio.run(use(again=False))
     assert scheduler.state == "stopped"
-    assert "nobody has awaited astop()" in caplog.text
+    assert "without `await astop()`" in caplog.text
     check_nobody_left()
     asyncio.run(use(again=True))
     assert scheduler.state == "stopped"
@@ -472,7 +472,7 @@ def test_a_scheduler_whose_event_loop_was_closed_can_be_stopped_and_started_agai
         assert scheduler.healthy
     scheduler.stop()
     assert scheduler.state == "stopped"
-    assert "is closed: it is stopped now" in caplog.text
+    assert "is closed: stopping it now" in caplog.text
     check_nobody_left()
 
 

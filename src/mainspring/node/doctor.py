@@ -1,4 +1,4 @@
-"""What `mainspring doctor` looks at: servers, rights, speed, data, nodes, Kafka, this machine."""
+"""Checks of `mainspring doctor`: servers, rights, speed, data, nodes, Kafka, this machine."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ from ..store.verify.report import VerifyFinding
 
 PINGS: Final = 25
 SLOW_S: Final = 0.005
-"""A tick waits for one round trip: with 5 ms each, tasks are that much later, and a node does less."""
+"""Round trip from which a server counts as slow: each tick waits for one, so tasks are that much later."""
 FULL: Final = 0.8
 library_log = logging.getLogger("mainspring.kafka.library")
-"""Its own words are not shown: what it answers says enough."""
+"""The library's own messages are hidden: its answers say enough."""
 
 ORPHANS_SHOWN: Final = 3
 QUEUES_SHOWN: Final = 5
@@ -46,7 +46,7 @@ class DoctorFinding(NamedTuple):
 
 
 async def checkup(config: Config, url: str, *, here: str = "this machine") -> list[DoctorFinding]:
-    """All checks; one that cannot be made is an answer as well."""
+    """Make all checks; a check that cannot be made is reported as well."""
     found: list[DoctorFinding] = []
     try:
         async with contextlib.aclosing(await Servers.connect(url, config.links)) as servers:
@@ -123,7 +123,7 @@ async def _rights(config: Config, servers: Servers, primary: Primary) -> Check:
 
 
 def _key_of(keyspace: Keyspace, servers: Servers, primary: Primary) -> str | None:
-    """A key that belongs to this server: only there its rights can be asked for."""
+    """Return a key of this server: its rights can be checked only there."""
     for keys in keyspace.partitions:
         with contextlib.suppress(StoreError):
             if servers.for_slot(keys.slot) is primary:
@@ -221,7 +221,7 @@ def _kafka(config: Config) -> Check:
 
 
 def _packages() -> Check:
-    """Nodes hold tasks for targets whose package they lack."""
+    """Check the packages for targets: nodes hold tasks whose package they lack."""
     lacking = {"aiohttp": "webhooks", "confluent_kafka": "Kafka"}
     for package in [package for package in lacking if find_spec(package) is not None]:
         del lacking[package]

@@ -18,12 +18,12 @@ from .node import Node
 from .process import process_figures, store_calls
 
 STORE_TIMEOUT_S: Final = 2.0
-"""A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
+"""Longest wait of a scrape for the server: the node's own metrics are useful without it."""
 
 MOST_QUEUES: Final = 100
 """Queues with series of their own: programs may use any number of names."""
 OTHER_QUEUES: Final = "(other)"
-"""The label of all queues beyond those; no queue can be called so."""
+"""Label of all further queues; no queue can have this name."""
 
 _STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
 _COUNTERS: Final = {
@@ -43,7 +43,7 @@ async def everything(node: Node) -> list[Family]:
 
 
 async def collect(node: Node) -> list[Family]:
-    """Everything; what the server does not tell in time is left out, and `mainspring_store_up` is 0."""
+    """Return all metrics; those the server does not deliver in time are left out, and `mainspring_store_up` is 0."""
     client = node.client if node.ready else None
     found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", client is not None)]
     if client is not None and node.engine is not None:
@@ -150,7 +150,7 @@ async def _server_metrics(engine: Engine) -> list[Family]:
 
 
 async def _read_counters(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
-    """The counters of these partitions."""
+    """Return the counters of these partitions."""
     names = dict.fromkeys([*_COUNTERS, *_SETTLED])
     keys = [store.keys.partitions[number] for number in owned]
     found = {}
@@ -176,7 +176,7 @@ def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, 
 
 
 def largest(found: dict[str, Depth]) -> dict[str, Depth]:
-    """The queues that hold most, and all others as one."""
+    """Return the largest queues, and all others as one."""
     order = sorted(found.items(), key=lambda one: (-one[1].ready - one[1].running, one[0]))
     shown = dict(order[:MOST_QUEUES])
     for _, depth in order[MOST_QUEUES:]:

@@ -49,12 +49,12 @@ log = logging.getLogger("mainspring.node")
 
 
 def all_sinks(config: Config) -> Mapping[str, Sink]:
-    """Built-in sinks and those of installed plug-ins; named targets may use either."""
+    """Return built-in sinks and those of installed plug-ins; named targets may use either."""
     return builtin_sinks(config, plugin_sinks(config))
 
 
 def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
-    """Every kind of target we have. What a sink needs, it opens at its first delivery."""
+    """Return a sink for every built-in kind of target. Each opens its resources at its first delivery."""
     http = HttpSink(
         HttpOptions(
             config.http_timeout_s,
@@ -85,7 +85,7 @@ def kafka_options(config: Config) -> KafkaOptions | None:
 
 
 def _kafka_topics(config: Config) -> tuple[str, ...]:
-    """Return the topics that the settings name, as the target of ticks or behind a name."""
+    """Return the Kafka topics in the settings, as the target of ticks or in named targets."""
     addresses = (config.tick_target, *(spec.address for spec in config.targets.values()))
     return tuple({one.removeprefix("kafka:"): None for one in addresses if one.startswith("kafka:")})
 
@@ -149,17 +149,17 @@ class FiledSchedules(Schedules):
         change = Change(self._author, what, name, socket.gethostname(), "", *changes(before, after))
         try:
             await access.record_change(self._audit_store, change, kept=self._audit_entries)
-        except StoreError as error:  # the change is made, and the other schedules of the file are still to come
-            schedules_log.error("%s: %s could not be written into the audit trail: %s", name, what, error)
+        except StoreError as error:  # the change is stored, and the file's other schedules must follow
+            schedules_log.error("%s: %s could not be recorded in the audit trail: %s", name, what, error)
 
 
 FILE_LOOK_S: Final = 2.0
 REST_S: Final = 0.2
-"""A file that has changed is read when it has been at rest for so long."""
+"""Seconds without changes after which a changed file is read."""
 _MOST_RESTS: Final = 50
 
 Stamp = tuple[int, int, int]
-"""A value that differs when the file has changed."""
+"""Value that differs if the file has changed."""
 
 
 class ScheduleWatch:
@@ -172,7 +172,7 @@ class ScheduleWatch:
         self._seen: Stamp | None = None
 
     def again(self) -> None:
-        """Apply it with the next step, whether or not it has changed."""
+        """Apply the file with the next step, whether or not it has changed."""
         self._seen = None
 
     async def step(self) -> float:
@@ -181,7 +181,7 @@ class ScheduleWatch:
             if self._seen is not None:
                 seen = await self._until_stable(seen)
             if await self._apply():
-                self._seen = seen  # only now: a server that was away is asked again
+                self._seen = seen  # only now, so that a failed attempt is repeated
         return FILE_LOOK_S
 
     async def _until_stable(self, seen: Stamp) -> Stamp:
@@ -203,7 +203,7 @@ class ScheduleWatch:
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
     async def _apply(self) -> bool:
-        """False: it has to be tried again."""
+        """Apply the file; return False if it has to be retried."""
         try:
             source, wanted = read_file(self._path, timezone=self._schedules.timezone)
             steps = await plan(self._schedules, wanted, source, prune=True)
@@ -212,7 +212,7 @@ class ScheduleWatch:
             # Keep the current schedules: a typo in the file must not stop them.
             schedules_log.error("schedules are not applied: %s", error)
             return True
-        except Conflict as error:  # somebody else writes the same schedules, again and again
+        except Conflict as error:  # another writer keeps changing the same schedules
             schedules_log.warning("schedules are not applied yet: %s", error)
             return False
         changed = [step for step in steps if step.action not in ("same", "over")]
@@ -235,7 +235,7 @@ class ScheduleWatch:
 
 WATCH_S: Final = 0.25
 LOOK_S: Final = 1.0
-"""How often a node without an engine asks for the server's time."""
+"""Seconds between requests for the server's time on a node without an engine."""
 
 
 class Node:
@@ -256,23 +256,23 @@ class Node:
         """Set when the node was asked to end, or a part of it crashed."""
         self._schedules: tuple[ScheduleWatch, Loop] | None = None
         self.reloads_on_hangup = False
-        """SIGHUP applies the file of schedules again, and does not stop the node."""
+        """SIGHUP applies the file of schedules again instead of stopping the node."""
         self.failure: BaseException | None = None
         self.process_metrics: ProcessMetrics | None = None
         """The other processes of one `serve --processes N`."""
         self.checks: list[Callable[[Store], Awaitable[None]]] = []
-        """Asked once the store is open; one that raises ConfigError ends the start."""
+        """Checks to make once the store is open; one that raises ConfigError ends the start."""
 
     # -- state -------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Started, and not stopping."""
+        """True if the node is started and not stopping."""
         return self._client is not None and self.failure is None
 
     @property
     def healthy(self) -> bool:
-        """Ready, and every role's last step went well."""
+        """True if the node is ready and the last step of every role succeeded."""
         return self.ready and self._roles_are_healthy
 
     @property
@@ -319,7 +319,7 @@ class Node:
         config = self.config
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None
-        # Before anything is written: a replica would refuse it in words of its own.
+        # Check before anything is written: a replica would refuse it with a message of its own.
         await _check_servers(url, config.links)
         # A node that fires writes its settings for all; one that only takes requests follows them.
         defaults = DEFAULTS if "scheduler" in config.roles else {}
@@ -363,7 +363,7 @@ class Node:
         store = self._store
         if store is not None:
             if (outage := await store.outage()) is not None:
-                await store.recover()  # another may be primary by now
+                await store.recover()  # another server may be primary by now
                 raise Unavailable(outage, sent=False)
             await store.sample_clock()
             await store.keep_format()
@@ -436,7 +436,7 @@ class Node:
             await seat.stop()
 
     async def _watch(self) -> BaseException:
-        """Bring a dead embedded server back; return the error that broke a role."""
+        """Restart a dead embedded server; return the error that broke a role."""
         while (crash := self._crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(self._roles_are_healthy)
@@ -455,7 +455,7 @@ class Node:
         return engine_crash or next((error for error in found if error is not None), None)
 
     def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
-        if not watcher.cancelled():  # a crashed watch is no better than a crashed engine
+        if not watcher.cancelled():  # a crashed watch is as bad as a crashed engine
             self.fail(watcher.exception() or watcher.result())
 
     def fail(self, error: BaseException) -> None:
@@ -471,7 +471,7 @@ class Node:
 
 
 async def _check_servers(url: str, options: LinkOptions) -> None:
-    """Say what is not as it should be; refuse what cannot work."""
+    """Log problems of the servers; refuse those that cannot work."""
     wrong = []
     async with contextlib.aclosing(await Servers.connect(url, options)) as servers:
         for primary in servers.all():

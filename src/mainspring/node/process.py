@@ -1,4 +1,4 @@
-"""Processes and threads: signals, exit codes, event loops in threads, and the figures of every process."""
+"""Processes and threads: signals, exit codes, event loops in threads, and metrics of the process."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ package_log = logging.getLogger("mainspring")
 
 
 ECHO_S: Final = 0.3
-"""A signal to a process group arrives twice where a parent (make, a shell) passes it on: that is still one."""
+"""A signal to a process group arrives twice if a parent (make, a shell) passes it on: that still counts as one."""
 
 GRACE_S: Final = 3.0
-"""What a whole stop may take beyond `shutdown_timeout`: ending requests under way, handing back, closing."""
+"""Time that a stop may take beyond `shutdown_timeout`: ending requests in progress, handing back, closing."""
 
 HELD_UP_S: Final = 0.05
-"""An alarm that comes so late tells that this process stood still, and had no time to do what it was given time for."""
+"""An alarm this late shows that the process was suspended and could not use the time it was given."""
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def exit_now(number: int) -> None:
-    """At once: leases run out by themselves and the embedded server ends with this process."""
+    """End at once: leases expire by themselves, and the embedded server ends with this process."""
     os._exit(128 + number)
 
 
@@ -75,7 +75,7 @@ def stop_signals(
 
 
 class Alarm:
-    """Calls after so many seconds; where the process stood still meanwhile (a paused machine), `again_s` after that."""
+    """Calls a function after so many seconds; if the process was suspended meanwhile, `again_s` after that."""
 
     def __init__(self, after_s: float, again_s: float, call: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ async def run_until_signal(node: Node, frontend: Frontend | None, started: Calla
 
 
 async def _started_unless_ended(node: Node) -> bool:
-    """A signal during a long start (a big AOF is loaded) ends it."""
+    """Start; return False if a signal ends a long start (loading a large AOF)."""
     start = asyncio.create_task(node.start())
     ended = asyncio.create_task(node.ended.wait())
     await asyncio.wait([start, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +171,7 @@ async def _started_unless_ended(node: Node) -> bool:
 
 @contextlib.contextmanager
 def _on_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
-    """Within the block the signal only calls `call`."""
+    """Within the block, the signal only calls `call`."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(number, call)
     try:
@@ -181,7 +181,7 @@ def _on_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[Non
 
 
 async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> None:
-    """Every step runs, also after one that failed."""
+    """Run every step, even after one that failed."""
     async with contextlib.AsyncExitStack() as stack:
         for step in reversed(steps):
             if step is not None:
@@ -218,7 +218,7 @@ END_S: Final = 3.0
 
 
 class Background:
-    """Starts at once; coroutines are handed to it from any thread. It does not keep the process from ending."""
+    """Starts at once; runs coroutines handed to it from any thread. It does not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._loop = _loop_factory()()
@@ -234,11 +234,11 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Done there, awaited here."""
+        """Run a coroutine in the thread, and await it here."""
         return await asyncio.wrap_future(self.submit(work))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Done there, waited for here."""
+        """Run a coroutine in the thread, and wait for it here."""
         if self.inside:
             work.close()
             raise MainspringError("this call waits for the thread that it was made in; use the form that is awaited")
@@ -250,7 +250,7 @@ class Background:
             raise
 
     def end(self) -> None:
-        """What still runs is cancelled. Not from within."""
+        """End the thread; cancel what still runs. Must not be called from within."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -267,7 +267,7 @@ class Background:
 
 
 async def end_all() -> int:
-    """Cancel all other tasks of this loop; says how many do not heed that. asyncio itself waits for these for ever."""
+    """Cancel all other tasks of this loop; return how many ignore it. asyncio itself would wait for these forever."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -291,7 +291,7 @@ LOOK_S: Final = 0.1
 def run_until_asked(
     start: Callable[[], None], over: Callable[[], bool], stop: Callable[[], None], shutdown_timeout_s: float
 ) -> None:
-    """Returns when it has stopped. A second signal ends the process at once, and so does a stop that hangs."""
+    """Run until stopped. A second signal, or a stop that hangs, ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         start()
         while not over():  # signals come to the main thread only
@@ -305,7 +305,7 @@ async def _until_asked(
     start: Callable[[], None], over: Callable[[], bool], stop: Callable[[], None], shutdown_timeout_s: float
 ) -> None:
     asked = asyncio.Event()
-    # A signal that comes during the start counts too: it stops what has just begun, in good order.
+    # A signal during the start counts too: it stops what has just begun, in good order.
     with stop_signals(asked.set, _end_now):
         await asyncio.to_thread(start)
         while not asked.is_set() and not over():

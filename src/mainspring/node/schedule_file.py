@@ -1,4 +1,4 @@
-"""Schedules kept in a file: what applying it would change, and doing it. Applied twice, it changes nothing.
+"""Schedules kept in a file: plan what applying it would change, and do it. Applied twice, it changes nothing.
 
 [schedules.nightly]
 cron = "0 2 * * *"
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Action = Literal["create", "change", "remove", "same", "over"]
 """`over`: the schedule has ended and is skipped, so that a file that was valid stays valid."""
 _MAY_BE_SECRET: Final = ("target", "payload")
-"""An address may hold a password, and a payload anything."""
+"""Fields that may contain secrets: an address may hold a password, and a payload anything."""
 
 
 class Step(NamedTuple):
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     definition: Definition | None = None
 
     def lines(self, *, public: bool = False) -> list[str]:
-        """What it comes to; where it is `public`, as a log is, without what may be secret."""
+        """Return a summary; if `public`, as in a log, without values that may be secret."""
         if self.action == "over":
             return [f"! {self.name}: its end has passed, or max_runs is reached; nothing of it is written"]
         sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
@@ -50,16 +50,16 @@ class Step(NamedTuple):
 
 
 class ScheduleFile(NamedTuple):
-    """What a file says: its schedules, and whose they are."""
+    """Contents of a file: its schedules, and their source."""
 
     source: str
     schedules: list[Definition]
 
 
 def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -> ScheduleFile:
-    """The schedules of a TOML file, checked as far as that needs no server; `timezone` where it says none.
+    """Read the schedules of a TOML file and check them without a server; `timezone` is the default zone.
 
-    Whose they are says the caller, else the file itself, else its name.
+    The source is the given one, or else the file's own, or else the file's name.
     """
     try:
         text = path.read_bytes().decode()
@@ -74,7 +74,7 @@ def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -
     whose = source or own
     if whose == SOURCE:  # to prune by it would remove what programs have declared
         raise InvalidInput(
-            f"{path}: the source {SOURCE!r} is that of schedules which programs declare; give the file another, with"
+            f"{path}: the source {SOURCE!r} belongs to schedules that programs declare; give the file another, with"
             " --source or a line such as source = 'team-a' at its top"
         )
     return ScheduleFile(whose, read_table(table, str(path), whose, timezone=timezone))
@@ -85,8 +85,8 @@ def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: s
     if unknown:
         raise InvalidInput(f"{where}: unknown {', '.join(sorted(unknown))}; write [schedules.<name>] or [defaults]")
     if "schedules" not in table:
-        # It may have been cut off, or be in the making: taken at its word it would remove every schedule of its source.
-        raise InvalidInput(f"{where}: has no schedules; if there shall be none, write [schedules] with nothing in it")
+        # The file may be cut off or half written: taken literally, it would remove every schedule of its source.
+        raise InvalidInput(f"{where}: has no schedules; if there should be none, write an empty [schedules]")
     defaults, tables = table.get("defaults", {}), table["schedules"]
     if not isinstance(tables, Mapping) or not isinstance(defaults, Mapping):
         raise InvalidInput(f"{where}: write [schedules.<name>], each with its fields")
@@ -102,12 +102,12 @@ def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: s
 
 
 def _naming(name: str, error: InvalidInput) -> str:
-    """A file has many schedules: which of them is wrong?"""
+    """Name the schedule in an error: a file has many."""
     return str(error) if repr(name) in str(error) else f"schedule {name!r}: {error}"
 
 
 async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str, *, prune: bool) -> list[Step]:
-    """What has to be done so that the server has these; with `prune`, and no others of the same source."""
+    """Return the steps that give the server these schedules; with `prune`, and no others of the same source."""
     steps: list[Step] = []
     wanted = list(wanted)
     names = {definition.name for definition in wanted}
@@ -119,7 +119,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         if there is None:
             steps.append(Step(definition.name, "over" if over else "create", {}, definition))
             continue
-        # Somebody may have paused or pinned it by hand: that is not the file's business.
+        # A pause or pin set by hand is not changed by the file.
         pinned = definition.pinned or there.definition.pinned
         kept = msgspec.structs.replace(definition, paused=there.definition.paused, pinned=pinned)
         if kept.specs == there.definition.specs:
@@ -127,7 +127,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         different = describe_changes(there.definition, kept)
         if "lane" in different:
             raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it again")
-        if there.definition.source != kept.source:  # of two files that have it the one that is applied last has its way
+        if there.definition.source != kept.source:  # if two files have it, the one applied last wins
             different["source"] = (there.definition.source, kept.source)
         action: Action = "same"
         if different:
@@ -141,7 +141,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
 
 
 def _check(steps: Iterable[Step], now_ms: int) -> None:
-    """Before anything is written, and in a dry run as well."""
+    """Check the steps before anything is written, and in a dry run as well."""
     for step in steps:
         if step.action in ("create", "change") and step.definition is not None:
             try:
@@ -151,7 +151,7 @@ def _check(steps: Iterable[Step], now_ms: int) -> None:
 
 
 async def carry_out(schedules: "Schedules", steps: Iterable[Step]) -> int:
-    """Do what was planned; returns how many schedules were written or removed."""
+    """Carry out the steps; return how many schedules were written or removed."""
     wanted = [step.definition for step in steps if step.action in ("create", "change") and step.definition is not None]
     done = len(await schedules.add_many(wanted, on_conflict="replace"))
     for step in steps:

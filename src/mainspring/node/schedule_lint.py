@@ -1,4 +1,4 @@
-"""Schedules under the settings of a node: how long a run may take at worst, and what is probably not meant.
+"""Schedules under the settings of a node: how long a run may take at worst, and likely mistakes.
 
 What a schedule says itself is refused where it cannot work (`model/schedule/definition.py`). What it leaves to its
 target, its queue or the node changes with their settings, so it is reported and nothing is refused. The settings are
@@ -20,11 +20,11 @@ from ..model.targets.names import HANDED_OFF, queue_of
 from ..model.targets.webhook import Webhook, is_web
 
 LOOK_S: Final = 0.5
-"""How long runs are looked for: some times are hard to find."""
+"""Seconds that runs are searched for: some times are slow to find."""
 
 
 class Performer(NamedTuple):
-    """What runs it on a worker, as far as that is known."""
+    """The handler or command that runs it on a worker, as far as that is known."""
 
     queue: str
     retry: RetryPolicy | None = None
@@ -32,7 +32,7 @@ class Performer(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """How the runs of a schedule are tried."""
+    """How runs of the schedule are attempted."""
 
     policy: RetryPolicy
     timeout_ms: int
@@ -44,7 +44,7 @@ class Terms(NamedTuple):
 
 
 def terms_of(definition: Definition, config: Config, performer: Performer | None = None) -> Terms:
-    """Its own terms, else those of the handler or command, the queue, the target, the settings."""
+    """Return its own terms, or those of the handler or command, the queue, the target, or the settings."""
     performer = performer or _performer_of(definition.target, config)
     policies = Policies(config.retry, config.targets.retries(), config.queue.retries())
     body = Body(definition.target, b"", retry=definition.retry)
@@ -80,7 +80,7 @@ def findings_of(definition: Definition, now_ms: int, config: Config) -> list[Fin
 
 
 def runs_ahead(definition: Definition, now_ms: int, count: int, within_s: float) -> tuple[list[int], bool]:
-    """The next planned times, and whether there may be more that were not found in time."""
+    """Return the next planned times, and whether there may be more that were not found in time."""
     until_s = time.monotonic() + within_s
     most = count if definition.max_runs is None else min(count, definition.max_runs)
     found: list[int] = []
@@ -92,7 +92,7 @@ def runs_ahead(definition: Definition, now_ms: int, count: int, within_s: float)
 
 
 def with_outlook(view: ScheduleView, now_ms: int, config: Config) -> ScheduleView:
-    """A view that tells its outlook; one that came with it is left as it is."""
+    """Return the view with its outlook; an existing outlook is kept."""
     if view.worst_case is not None:
         return view
     definition = view.definition

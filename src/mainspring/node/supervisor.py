@@ -67,8 +67,8 @@ class ParentWatch:
         """Tell the parent that this process works."""
         try:
             self._socket.sendall(_READY)
-        except OSError as error:  # the watch has seen it as well
-            node_log.debug("the parent did not hear that this process is ready: %s", error)
+        except OSError as error:  # the watch notices it as well
+            node_log.debug("could not tell the parent that this process is ready: %s", error)
 
     def _watch(self) -> None:
         try:
@@ -102,7 +102,7 @@ class ProcessMetrics:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        self._socket_path.unlink(missing_ok=True)  # of one that was killed
+        self._socket_path.unlink(missing_ok=True)  # left by a process that was killed
         self._server = await asyncio.start_unix_server(self._send_own, self._socket_path)
         self._socket_path.chmod(0o600)
 
@@ -136,7 +136,7 @@ class ProcessMetrics:
                     writer.close()
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
             metrics_log.warning(
-                "process %s does not tell its figures: %s", path.stem, str(error) or type(error).__name__
+                "process %s does not report its metrics: %s", path.stem, str(error) or type(error).__name__
             )
             return ()
 
@@ -181,7 +181,7 @@ class Embedding:
         return self._server.url
 
     async def heal(self, well: bool) -> None:
-        """Bring the server back if it is gone; also one that belonged to another process, which then is ours."""
+        """Restart the server if it is gone, even if it belonged to another process; this process owns the new one."""
         server = self._server
         if server is None or not self._suspicious(server, well):
             return
@@ -191,7 +191,7 @@ class Embedding:
             node_log.error("the embedded server cannot be brought back: %s", error)
             return
         if found.pid == server.pid:
-            return  # it lives; what ails the engine is something else
+            return  # it is alive: the engine has another problem
         node_log.warning("the embedded server was gone (process %d); it runs again (%d)", server.pid, found.pid)
         self._server = found
         await asyncio.to_thread(server.stop)  # collects its watcher
@@ -204,7 +204,7 @@ class Embedding:
     def _suspicious(self, server: embedded.EmbeddedServer, well: bool) -> bool:
         if not _runs(server.pid):
             return True
-        # A process id says little (it may be a zombie, or a stranger's by now): an ailing engine is a reason
+        # A process id says little (it may be a zombie, or another process by now): a failing engine is a reason
         # to look closer, though not all the time.
         if well or time.monotonic() < self._looked_at + LOOK_AGAIN_S:
             return False
@@ -212,7 +212,7 @@ class Embedding:
         return True
 
     async def _in_thread(self) -> embedded.EmbeddedServer:
-        """In a thread, because it blocks while data is loaded. When we are cancelled, so is its result."""
+        """Start it in a thread, because it blocks while data is loaded. If this task is cancelled, so is the result."""
         start = asyncio.create_task(asyncio.to_thread(embedded.start, self._data_dir, memory_bytes=self._memory_bytes))
         try:
             return await asyncio.shield(start)
@@ -237,17 +237,17 @@ LONGEST_DELAY_S: Final = 30.0
 RAN_WELL_S: Final = 10.0
 HEAL_S: Final = 0.25
 REFUSED: Final = 2
-"""Exit code of a process that does not accept its settings: it would not accept them the next time either."""
+"""Exit code of a process that refuses its settings: it would refuse them the next time, too."""
 
 
 class Backoff:
-    """How long to wait before a process is started again: ever longer, until one has run well for a while."""
+    """Wait before a process is started again: ever longer, until one has run well for a while."""
 
     def __init__(self) -> None:
         self._delay_s = 0.0
 
     def after(self, ready_s: float) -> float:
-        """The wait after a life that was ready for so long: a start that takes its time and fails is none that ran."""
+        """Return the wait after a life that was ready for so long; a slow start that fails does not count."""
         if ready_s >= max(RAN_WELL_S, self._delay_s):
             self._delay_s = 0.0
         self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S) or FIRST_DELAY_S
@@ -261,7 +261,7 @@ class Child:
     number: int
     process: asyncio.subprocess.Process | None = None
     sent_away: bool = False
-    """The process was asked to end, and is started again at once."""
+    """True if the process was asked to end, and is to be started again at once."""
     ready_since_s: float | None = None
 
     @property
@@ -270,7 +270,7 @@ class Child:
 
     def send(self, signal_number: int) -> None:
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it went in this moment
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 self.process.send_signal(signal_number)
 
     def __str__(self) -> str:
@@ -286,7 +286,9 @@ class Supervisor:
         self._listener = listener
         self._embedding = Embedding(config.data_dir, config.embedded_memory_bytes) if config.redis_url is None else None
         self._children = [Child(number) for number in range(1, config.processes + 1)]
-        self._stop_within_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
+        self._stop_within_s = (
+            config.shutdown_timeout_s + GRACE_S + 1.0
+        )  # a child ends by itself within the first two parts
         self._stopping = asyncio.Event()
         self._started: Callable[[], None] | None = None
         self._code = 0
@@ -309,7 +311,7 @@ class Supervisor:
             try:
                 url = await self._server_url()
                 if url is not None:
-                    # With a URL the children would not know that all of this is on one machine.
+                    # Given only a URL, the children would not know that everything is on one machine.
                     reach = self._config.http_reach
                     await self._supervise(_environ(replace(self._config, redis_url=url, http_allow=reach)))
             finally:
@@ -319,7 +321,7 @@ class Supervisor:
         return self._code
 
     async def _server_url(self) -> str | None:
-        """The server's URL; None when a signal ended a long start (a big AOF is loaded)."""
+        """Return the server's URL; None if a signal ended a long start (loading a large AOF)."""
         if self._embedding is None:
             return self._config.redis_url
         start = asyncio.create_task(self._embedding.start())
@@ -338,18 +340,18 @@ class Supervisor:
             async with asyncio.TaskGroup() as keepers:
                 for child in self._children:
                     keepers.create_task(self._keep(child, environ))
-            healing.cancel()  # not before: the children need the server to hand over
+            healing.cancel()  # only now: the children need the server to hand over
 
     async def _heal(self) -> None:
         while self._embedding is not None:
-            # Never "well": without an engine to tell, the server itself is asked from time to time.
+            # Never "well": without an engine to report problems, check the server itself from time to time.
             await self._embedding.heal(well=False)
             await asyncio.sleep(HEAL_S)
 
     # -- one child --------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child, environ: dict[str, str]) -> None:
-        """Fill one place until the end."""
+        """Keep one place filled until the end."""
         if self._config.node_id is not None:
             environ = environ | {PREFIX + "NODE_ID": f"{self._config.node_id}-{child.number}"}
         backoff = Backoff()
@@ -362,7 +364,7 @@ class Supervisor:
                 await self._pause(delay_s)
 
     async def _live(self, child: Child, environ: dict[str, str]) -> int | OSError:
-        """One life of a child: its exit code, or why it could not be started."""
+        """Run one life of a child; return its exit code, or why it could not be started."""
         ours, theirs = tie()
         with ours:
             with theirs:
@@ -374,7 +376,7 @@ class Supervisor:
                         pass_fds=fds,
                         env=environ,
                         stdin=asyncio.subprocess.DEVNULL,
-                        start_new_session=True,  # Ctrl-C reaches the parent, which tells each child once
+                        start_new_session=True,  # Ctrl-C reaches the parent, which signals each child once
                     )  # fmt: skip
                 except OSError as error:
                     return error
@@ -388,7 +390,7 @@ class Supervisor:
             return code
 
     async def _listen(self, child: Child, line: socket.socket) -> None:
-        """Wait for the word that the child is ready."""
+        """Wait for the byte that says the child is ready."""
         with contextlib.suppress(ConnectionError):
             if await asyncio.get_running_loop().sock_recv(line, 1):
                 log.info("%s is ready", child)
@@ -405,7 +407,7 @@ class Supervisor:
             if not _ended_cleanly(child, code):
                 self._code = self._code or 1
         elif code == REFUSED:
-            log.error("%s refuses its settings (its message stands above): ending all", child)
+            log.error("%s refuses its settings (see its message above): ending all", child)
             self._code = REFUSED
             self._stop()
         else:
@@ -420,7 +422,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop; SIGHUP renews the children, unless it says that the terminal was closed."""
+        """Within the block, SIGTERM and SIGINT stop; SIGHUP restarts the children, unless the terminal was closed."""
         loop = asyncio.get_running_loop()
         renews = not os.isatty(0) and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         with stop_signals(self._stop, self._end_now, STOPPING[:2] if renews else STOPPING):
@@ -466,12 +468,12 @@ class Supervisor:
 
 
 def child_command() -> list[str]:
-    """`mainspring serve` in this interpreter; -P, so that files in the working folder are not taken for modules."""
+    """Return `mainspring serve` in this interpreter; -P keeps files in the working folder from acting as modules."""
     return [sys.executable, "-P", "-m", "mainspring", "serve"]
 
 
 def _environ(config: Config) -> dict[str, str]:
-    """Our environment with the settings as they are now, and without those that made them."""
+    """Return the environment with the current settings, without the variables they came from."""
     rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
     return rest | config.to_environ()
 
@@ -479,8 +481,8 @@ def _environ(config: Config) -> dict[str, str]:
 def _ended_cleanly(child: Child, code: int) -> bool:
     """True for an end that needs no report during a stop: nothing was cut short."""
     if code == 1 and child.ready_since_s is None:
-        return True  # one that never came up gave up in this very moment, as it would have without the stop
-    return code in (0, -signal.SIGTERM)  # the signal itself ends one that is not up yet
+        return True  # it never came up and has just given up, as it would have without the stop
+    return code in (0, -signal.SIGTERM)  # the signal itself ends a child that is not up yet
 
 
 def _spoken(code: int) -> str:

@@ -60,7 +60,7 @@ class _Options(TypedDict):
 
 
 def _options(config: Config) -> _Options:
-    """What the settings say to every client."""
+    """Return the client options in the settings."""
     return {
         "namespace": config.namespace,
         "partitions": config.partitions,
@@ -88,7 +88,7 @@ class Connections:
         self._url_of_node: str | None = None
 
     def _renew_locks(self) -> None:
-        """In the child of a fork: a thread of the parent that held one is not there to give it back."""
+        """Make new locks in the child of a fork: the thread of the parent that held one does not exist here."""
         self._opening = threading.Lock()
 
     def sync_client(self) -> "SyncClient":
@@ -101,7 +101,7 @@ class Connections:
             return self._sync[1]
 
     async def client(self) -> "Client":
-        """One for each event loop; within a worker it is the worker's own."""
+        """Return the client of this event loop; within a worker, the worker's own."""
         from ..client.client import Client
 
         loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class Connections:
         return self._embedded.url
 
     def close(self) -> None:
-        """Close what `put` has opened."""
+        """Close the clients that `put` has opened."""
         with self._opening:
             known, self._sync = self._sync, None
             embedded, self._embedded = self._embedded, None
@@ -165,14 +165,14 @@ os.register_at_fork(after_in_child=_renew_locks_in_a_forked_child)
 C = ParamSpec("C")
 """Arguments of a direct call, with the Context."""
 P = ParamSpec("P")
-"""Arguments of a task: a Context that comes first is left out."""
+"""Arguments of a task, without a leading Context."""
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 
 class Clients(Protocol):
-    """Where the tasks of a handler are put."""
+    """Provides the clients through which a handler's tasks are put."""
 
     def sync_client(self) -> "SyncClient": ...
 
@@ -180,7 +180,7 @@ class Clients(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `now`, `after` and `at` take beside the time. `Client.put` explains each."""
+    """Options of `now`, `after` and `at` besides the time. `Client.put` explains each."""
 
     id: str | None
     lane: str | None
@@ -271,7 +271,7 @@ class Function(Generic[C, P, R]):
 
 
 class Decorator(Protocol):
-    """Makes a function a handler."""
+    """Turns a function into a handler."""
 
     @overload
     def __call__(
@@ -283,7 +283,7 @@ class Decorator(Protocol):
 
 
 class HandlerScheduleOptions(ScheduleOptions, total=False):
-    """What `cron`, `every` and `once` take beside their times."""
+    """Options of `cron`, `every` and `once` besides their times."""
 
     args: Sequence[Any]
     """Arguments of the handler, by position."""
@@ -296,7 +296,7 @@ ScheduledTarget = Callable[..., Any] | str
 
 
 def _warn_of_long_runs(definition: Definition, terms: Terms, now_ms: int) -> None:
-    """Retries may make a run last until after the next one is due, which would be left out then."""
+    """Warn if retries may make a run outlast the interval: the next run would then be left out."""
     interval_ms = shortest_interval_ms(definition, now_ms)
     if interval_ms is None or definition.slots.recurrence.waits_for_end:
         return
@@ -307,7 +307,7 @@ def _warn_of_long_runs(definition: Definition, terms: Terms, now_ms: int) -> Non
 
 
 class Declarations(Connections):
-    """Handlers and schedules by name. Any number of threads may declare and look at the same time."""
+    """Handlers and schedules by name. Safe for use by any number of threads."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -320,7 +320,7 @@ class Declarations(Connections):
         self._lock = threading.RLock()
 
     def _check_stopped(self) -> None:
-        """Raises SchedulerRunning when it is too late to declare something."""
+        """Raise SchedulerRunning if it is too late to declare something."""
         raise NotImplementedError
 
     # -- handlers and commands ---------------------------------------------------------------------------
@@ -448,7 +448,7 @@ class Declarations(Connections):
         target_fields = {**fields, "target": known.target, "payload": payload}
         definition = define(name or known.name, **self._with_zone(target_fields))
         if is_new and not isinstance(target, Function):
-            self.registry.add(known)  # a plain function: it becomes a handler by this
+            self.registry.add(known)  # a plain function becomes a handler here
         try:
             return self._declare(definition)
         except InvalidInput:
@@ -457,7 +457,7 @@ class Declarations(Connections):
             raise
 
     def _handler_of(self, target: object) -> Handler:
-        """The handler that this is; of a plain function the one it became, or would become."""
+        """Return the handler; for a plain function, the one it became or would become."""
         if isinstance(target, Function):
             return target.handler
         if not callable(target):
@@ -486,14 +486,14 @@ class Declarations(Connections):
         return definition
 
     def _warn_of_missing_parts(self, definition: Definition) -> None:
-        """No error: the nodes that fire it may run elsewhere, with more installed."""
+        """Warn only: the nodes that fire it may run elsewhere, with more packages installed."""
         scheme, _, name = definition.target.partition(":")
         spec = self.config.targets.get(name) if scheme == "target" else None
         if is_web(definition.target if spec is None else spec.address) and find_spec("aiohttp") is None:
             log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), NEEDS)
 
     def policy_of(self, definition: Definition) -> RetryPolicy:
-        """By which its runs are retried: its own policy, else that of its handler, queue, target, the settings."""
+        """Return the retry policy of its runs: its own, or that of its handler, queue, target, or the settings."""
         return self._terms_of(definition).policy
 
     def _terms_of(self, definition: Definition) -> Terms:
@@ -505,9 +505,9 @@ class Declarations(Connections):
         return terms_of(definition, self.config, Performer(work.queue, work.retry, timeout_ms))
 
     def unregister(self, name: str | Callable[..., Any]) -> None:
-        """Take a schedule out of what is declared, or a handler with all of its schedules.
+        """Remove a declared schedule, or a handler with all of its schedules.
 
-        What the store holds stays: `client.schedules.remove(name)` ends a schedule for everybody.
+        The store is not changed: `client.schedules.remove(name)` ends a schedule for everybody.
         """
         with self._lock:
             self._check_stopped()
@@ -647,8 +647,8 @@ class Declarations(Connections):
 
         `at` is an aware datetime, ISO 8601 text with an offset, or epoch milliseconds. All else is as for `cron`.
         """
-        instant_ms(at, field="at")  # a wrong one is reported here, not as a start
-        # No max_runs: the count outlives a new declaration, and one for another time would never run.
+        instant_ms(at, field="at")  # report a wrong time here, under the name that the caller used
+        # No max_runs: its count outlives a new declaration, so a declaration for another time would never run.
         return self._timed(target, name, {**options, "every": "1d", "start": at, "end": at})
 
     def _timed(self, target: ScheduledTarget | None, name: str | None, details: dict[str, Any]) -> Any:

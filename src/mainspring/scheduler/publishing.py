@@ -22,7 +22,7 @@ _TRIES: Final = 16
 
 
 async def publish(schedules: Schedules, declared: Iterable[Definition], now_ms: int) -> None:
-    """Write what is new. Wrong definitions raise InvalidInput."""
+    """Write new and changed declarations. Wrong definitions raise InvalidInput."""
     todo = {definition.name: definition for definition in declared}
     for _ in range(_TRIES):
         if not todo:
@@ -38,23 +38,23 @@ async def publish(schedules: Schedules, declared: Iterable[Definition], now_ms: 
 
 
 async def _add(schedules: Schedules, missing: Sequence[Definition], now_ms: int) -> list[Definition]:
-    """Returns those that somebody else added meanwhile."""
+    """Add schedules; return those that another program added meanwhile."""
     over = [one for one in missing if is_over(one, now_ms)]
     for definition in over:
-        log.warning("schedule %r is not added: its time is over", definition.name)
+        log.warning("schedule %r is not added: it has already ended", definition.name)
     new = [one for one in missing if one not in over]
     outcomes = await schedules.add_many([_signed(one) for one in new], on_conflict="keep")
     return [one for one, (_, outcome) in zip(new, outcomes, strict=True) if outcome != "created"]
 
 
 async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleView, now_ms: int) -> bool:
-    """True when nothing is left to do; False when somebody came between."""
+    """Return True if nothing is left to do; False if another writer interfered."""
     present = view.definition
     wanted = msgspec.structs.replace(declared, paused=present.paused, pinned=present.pinned)
     if same_schedule(present, wanted):
         return True
     if is_over(declared, now_ms):
-        log.warning("schedule %r stays as it is in the store: the time of what is declared is over", declared.name)
+        log.warning("schedule %r stays as it is in the store: the declared one has already ended", declared.name)
         return True
     if is_over(declared, now_ms, view.runs):
         log.warning(
@@ -84,5 +84,5 @@ async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleVi
 
 
 def _signed(declared: Definition) -> Definition:
-    """Remembers what the code said: revisions are kept for a while only."""
+    """Record in the definition what the code declared: revisions are kept only for a while."""
     return msgspec.structs.replace(declared, declared=digest_of(declared))

@@ -1,6 +1,6 @@
-"""A scheduler at work: a node in a thread of its own, and a worker in the event loop where handlers run.
+"""A running scheduler: a node in its own thread, and a worker in the event loop where handlers run.
 
-They are apart so that a handler that blocks its loop cannot cost the node its leases.
+They are separate so that a handler that blocks its loop cannot cost the node its leases.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Running:
 
     def __init__(self, scheduler: "Scheduler", config: Config) -> None:
         self._scheduler = scheduler
-        # The node must know the queues of commands that are declared in code, too.
+        # The node must know the queues of commands declared in code, too.
         # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
         self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
         self._workplace: Workplace | None = None
@@ -72,7 +72,7 @@ class Running:
 
     @property
     def abandoned(self) -> bool:
-        """Whether that event loop is closed: nothing can be awaited there any more."""
+        """Whether that event loop is closed, so that nothing can be awaited there."""
         return self._loop is not None and self._loop.is_closed()
 
     def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
@@ -102,7 +102,7 @@ class Running:
     async def _start(self) -> None:
         self._thread = thread = Background("mainspring-node")
         url = await thread.do(self._start_node())
-        # Started for a put before the scheduler was: from here on it ends with the node, which needs it.
+        # If it was started for an earlier put, it now ends with the node, which needs it.
         self._server = self._scheduler._node_started(url)
         if len(self._scheduler.registry):
             credentials = self._config.credentials if self._config.redis_url is not None else None
@@ -129,12 +129,12 @@ class Running:
         await publish(client.schedules, self._scheduler.declared(), client.store.clock.now_ms())
 
     async def stop(self) -> None:
-        """Finish what runs within `shutdown_timeout`, break off the rest, hand over, close."""
+        """Finish running jobs within `shutdown_timeout`, break off the others, hand over, close."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
-        # Both at once: the time for it is one and the same. The embedded server ends last, whatever went wrong before.
+        # Stop both at once: they share the time. The embedded server ends last, whatever went wrong before.
         try:
             ends = await asyncio.gather(self._stop_workplace(), self._stop_node(), return_exceptions=True)
         finally:
@@ -189,10 +189,10 @@ class Running:
                 parts = (self._node, self._workplace)
                 self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
         except asyncio.CancelledError:
-            # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.
+            # Do not use `stop`: everything in the caller's event loop is cancelled, as at the end of asyncio.run.
             if self._watcher is not None and self._scheduler._is_guest:
                 self._watcher = None
-                log.warning("the event loop ends, and nobody has awaited astop(): the scheduler is stopped now")
+                log.warning("event loop is closing without `await astop()`; stopping the scheduler now")
                 await self._scheduler.astop()
             raise
         log.error("a part of the scheduler broke down, which is a bug: %r", self.failure, exc_info=self.failure)

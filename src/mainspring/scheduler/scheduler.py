@@ -36,7 +36,7 @@ log = logging.getLogger("mainspring.scheduler")
 
 @dataclass(frozen=True, slots=True)
 class EntryRun:
-    """A run that is over."""
+    """A run that has ended."""
 
     planned: datetime
     began: datetime
@@ -48,21 +48,21 @@ class EntryRun:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule at one moment. Times are aware, in the schedule's own zone."""
+    """State of a schedule at one moment. Times are aware, in the schedule's own zone."""
 
     name: str
     specs: tuple[str, ...]
-    """Cron lines and intervals; it runs when any of them says so."""
+    """Cron lines and intervals; it runs when any of them is due."""
     zone: str
     target: str
     next_runs: tuple[datetime, ...]
-    """The next three planned times; less when it ends before."""
+    """The next three planned times; fewer if it ends before."""
     last_runs: tuple[EntryRun, ...]
     """The newest last."""
     retries: int
     """Further attempts after a failed one."""
     generation: int
-    """Grows with each edit; 0 as long as it is only declared in code."""
+    """Grows with each edit; 0 while it is only declared in code."""
     paused: bool
     running_since: datetime | None = None
     runs: int = 0
@@ -76,7 +76,7 @@ class Entry:
 
 
 def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
-    """What the store knows of a schedule; `policy` is the one by which its runs are retried."""
+    """Return the entry of a stored schedule; `policy` is the retry policy of its runs."""
     definition, home = view.definition, zone(view.definition.zone)
     return Entry(
         name=view.name,
@@ -95,7 +95,7 @@ def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
 
 
 def declared_entry(definition: Definition, policy: RetryPolicy, now_ms: int) -> Entry:
-    """A schedule that is only declared: the scheduler has not started, or its time was over then."""
+    """Return the entry of a schedule that is only declared: not yet started, or already over at the start."""
     home = zone(definition.zone)
     return Entry(
         name=definition.name,
@@ -123,7 +123,7 @@ _SHOWN: Final = 20
 
 
 def overview(where: str, namespace: str, entries: Sequence[Entry], queues: Sequence[str]) -> str:
-    """What a scheduler runs, in lines for people."""
+    """Return what a scheduler runs, in lines for people."""
     lines = [f"mainspring {__version__} on {where}, namespace {namespace}"]
     shown = sorted(entries, key=lambda one: (one.paused, [run.timestamp() for run in one.next_runs[:1]] or [inf]))
     width = max((len(one.name) for one in shown[:_SHOWN]), default=0)
@@ -162,12 +162,12 @@ class Scheduler(Declarations):
         self._failure: BaseException | None = None
 
     def _renew_locks(self) -> None:
-        """Make the locks anew in the child of a fork."""
+        """Make new locks in the child of a fork."""
         super()._renew_locks()
         self._changed = threading.Condition(self._lock)
 
     def configure(self, settings: Config) -> None:
-        """Settings of this process, where they are not the defaults, go before those in code."""
+        """Apply the settings of this process; those that are not defaults override those in code."""
         default = Config()
         given = {one.name: getattr(settings, one.name) for one in fields(Config)}
         changed = {name: value for name, value in given.items() if value != getattr(default, name)}
@@ -190,13 +190,13 @@ class Scheduler(Declarations):
 
     @property
     def healthy(self) -> bool:
-        """Running, and the last step of every part of it went well."""
+        """True if it is running and the last step of each part succeeded."""
         running = self._running
         return self.state == "running" and running is not None and running.healthy
 
     @property
     def _is_guest(self) -> bool:
-        """It runs in an event loop of the caller's."""
+        """True if it runs in an event loop of the caller's."""
         return self._running is not None and self._home is None
 
     def declared(self) -> list[Definition]:
@@ -205,7 +205,7 @@ class Scheduler(Declarations):
             return list(self.timetable)
 
     def entries(self) -> list[Entry]:
-        """The declared schedules by name: while running as the store has them, else as the code says."""
+        """Return the declared schedules by name: as stored while it runs, otherwise as declared in code."""
         definitions, asked = self._ask()
         return self._entries(definitions, None if asked is None else self._answer(asked.result))
 
@@ -308,7 +308,7 @@ class Scheduler(Declarations):
         self._is("running", running)
 
     async def astop(self) -> None:
-        """Stop what `astart` began. Called again it does nothing. Who gives up waiting for it does not break it off."""
+        """Stop what `astart` began. Repeated calls do nothing. Cancelling the wait does not interrupt the stop."""
         self._check_outside("astop()")
         if self._abandoned() is not None:
             await asyncio.to_thread(self._stop_abandoned)
@@ -354,7 +354,7 @@ class Scheduler(Declarations):
             return
         try:
             entries = self.entries()
-        except MainspringError:  # the server is away right now; what follows says so, not this
+        except MainspringError:  # the server is unavailable: what follows reports it
             entries = []
         sys.stderr.write(clean(overview(where, namespace, entries, self.registry.queues)))
         sys.stderr.flush()
@@ -394,7 +394,7 @@ class Scheduler(Declarations):
                 return
             self._state = "stopping"
         log.warning(
-            "the event loop in which the scheduler was started is closed: it is stopped now; await astop() before"
+            "the event loop in which the scheduler was started is closed: stopping it now; await astop() before"
         )
         try:
             running.stop_abandoned()
@@ -430,7 +430,7 @@ class Scheduler(Declarations):
             self._changed.notify_all()
 
     def _node_started(self, url: str) -> "EmbeddedServer | None":
-        """From here on tasks are put where the node is; hands over the server that was started for a put before."""
+        """Put tasks on the node's server from now on; hand over a server that was started for an earlier put."""
         with self._opening:
             self._url_of_node = url
             embedded, self._embedded = self._embedded, None

@@ -1,6 +1,6 @@
 """A worker as a process of its own, with a small HTTP port for `/livez`, `/readyz` and `/metrics`.
 
-Without the API's web server: a worker has no other use for it, and this much of HTTP is short.
+Without the API's web server: a worker needs it for nothing else, and this much of HTTP is short.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = logging.getLogger("mainspring.worker")
 
 
 GIVE_UP_S: Final = 5.0
-"""For a request to arrive and its answer to be taken."""
+"""Seconds for a request to arrive and its response to be taken."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 
 _JSON: Final = "application/json"
@@ -69,7 +69,7 @@ _WELL: Final = _HttpAnswer(200, '{"status":"ok"}')
 
 
 class WorkerPort:
-    """Open from `start` to `aclose`."""
+    """A small HTTP server, open from `start` to `aclose`."""
 
     def __init__(self, worker: Worker, store: Store) -> None:
         self._worker = worker
@@ -97,7 +97,7 @@ class WorkerPort:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError):  # who asked has gone, or takes too long
+        with contextlib.suppress(OSError, TimeoutError):  # the client has gone, or takes too long
             async with asyncio.timeout(GIVE_UP_S):
                 writer.write(await self._asked(reader))
                 await writer.drain()
@@ -108,7 +108,7 @@ class WorkerPort:
             head = await reader.readuntil(b"\r\n\r\n")
             method, path, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            return _problem(400, "this is no request that can be read").sent(with_body=True)
+            return _problem(400, "the request cannot be read").sent(with_body=True)
         answer = self._answers.get(path.partition("?")[0])
         if answer is None:
             response = _problem(404, f"there are {', '.join(self._answers)}")
@@ -119,7 +119,7 @@ class WorkerPort:
         return response.sent(with_body=method != "HEAD")
 
     async def _livez(self) -> _HttpAnswer:
-        """The process answers: that is all."""
+        """Answer as long as the process runs."""
         return _WELL
 
     async def _readyz(self) -> _HttpAnswer:
@@ -185,7 +185,7 @@ class Workplace:
 
     @property
     def port(self) -> int | None:
-        """Where it answers probes, if it does."""
+        """Port for probes, if there is one."""
         return None if self._port is None else self._port.port
 
     async def start(self) -> None:
@@ -230,9 +230,9 @@ class Workplace:
         )
 
     async def stop(self) -> None:
-        """Finish what runs, give back what does not, close. The embedded server ends last: all others need it.
+        """Finish running jobs, return the others, close. The embedded server ends last: all others need it.
 
-        All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
+        Everything is closed even if a part fails, or if the caller is cancelled in the middle.
         """
         async with contextlib.AsyncExitStack() as ends:
             if self.embedding is not None:
@@ -254,7 +254,7 @@ class Workplace:
                 await worker.stop()
 
     async def _watch(self, worker: Worker) -> None:
-        """Bring a dead embedded server back; end the process when a part of it is broken."""
+        """Restart a dead embedded server; end the process if a part of it is broken."""
         while (crash := worker.crashed or self._format_loop.crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(worker.healthy)
@@ -263,7 +263,7 @@ class Workplace:
         self._ended.set()
 
     async def _keep_format(self) -> float:
-        """A worker of another partition count would wait at streams that no node fills."""
+        """Check the format: a worker with another partition count would wait at streams that no node fills."""
         if self._store is not None:
             await self._store.keep_format()
         return self.config.lease_s
@@ -282,20 +282,20 @@ class Workplace:
         if self.failure is None:
             return 0
         if isinstance(self.failure, WrongFormat):
-            log.error("the worker cannot go on: %s", self.failure)
+            log.error("the worker cannot continue: %s", self.failure)
             return 2
         log.error("a part of the worker broke down, which is a bug: %r", self.failure, exc_info=self.failure)
         return 1
 
 
 def _end_now(number: int) -> None:
-    """At once: jobs come back to others when their leases are over, and commands end with this process."""
+    """End at once: other workers get the jobs when their leases expire, and commands end with this process."""
     kill_all()
     exit_now(number)
 
 
 def _queues(config: Config, scheduler: Scheduler) -> dict[str, int]:
-    """As asked for; else every queue that has a handler or a command."""
+    """Return the requested queues, or every queue with a handler or a command."""
     if config.queues:
         asked = parse_queues(config.queues)
         if strange := sorted(asked.keys() - set(scheduler.registry.queues)):
