@@ -2,7 +2,7 @@
 
 import pytest
 
-from mainspring.model.workers import WorkerInfo, nobody_runs
+from mainspring.model.workers import WorkerInfo, why_no_worker
 
 MANY = WorkerInfo(id="w", queues={f"q{n}": 1 for n in range(11)})
 MAIL = WorkerInfo(id="m", queues={"mail": 1}, targets=("queue:mail/send", "command:backup"))
@@ -24,12 +24,12 @@ MAIL = WorkerInfo(id="m", queues={"mail": 1}, targets=("queue:mail/send", "comma
 def test_the_reason_names_the_queue_and_those_that_are_served(
     target: str, queue: str | None, workers: list[WorkerInfo], text: str | None
 ) -> None:
-    assert nobody_runs(target, queue, workers, lambda _: True) == text
+    assert why_no_worker(target, queue, workers, lambda _: True) == text
 
 
 def test_names_that_may_not_be_told_are_left_out_and_change_no_reason() -> None:
-    assert nobody_runs("queue:mial/send", None, [MAIL], lambda _: False) == "no worker serves queue mial"
+    assert why_no_worker("queue:mial/send", None, [MAIL], lambda _: False) == "no worker serves queue mial"
     assert (
-        nobody_runs("queue:mail/snd", None, [MAIL], lambda _: False) == "no worker of queue mail knows queue:mail/snd"
+        why_no_worker("queue:mail/snd", None, [MAIL], lambda _: False) == "no worker of queue mail knows queue:mail/snd"
     )
-    assert nobody_runs("queue:mail/send", None, [MAIL], lambda _: False) is None
+    assert why_no_worker("queue:mail/send", None, [MAIL], lambda _: False) is None

@@ -124,7 +124,7 @@ def _runs(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
         start = end
 
 
-def _nobody_holds() -> None:
+def _without_engine() -> None:
     """Do nothing: without an engine, such tasks are retried."""
 
 
@@ -156,9 +156,9 @@ class Deliveries:
         self._given_up = False
         self.meters = outcomes.meters
         self.meters.expect(sinks)
-        self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
+        self.hand_off: Callable[[list[Flight]], None] = self._without_hand_off
         """Callback that hands tasks off to workers; set by the engine."""
-        self.unknown_scheme: Callable[[], None] = _nobody_holds
+        self.unknown_scheme: Callable[[], None] = _without_engine
         """Called when no sink serves a task: later ones are held; the engine sets it."""
         self.pauses: PauseWatch | None = None
         """Knows which tasks must not be delivered, and learns which targets want none; set by the engine."""
@@ -210,7 +210,7 @@ class Deliveries:
         for first in range(0, len(group), size or 1):
             yield group[first : first + size]
 
-    def _nobody_hands_off(self, group: list[Flight]) -> None:
+    def _without_hand_off(self, group: list[Flight]) -> None:
         reason = "this node does not hand tasks off"
         self._settle(group, [Retry(reason)] * len(group), self._clock.now_ms())
 

@@ -122,7 +122,7 @@ def _raise_first(failures: Sequence[StoreError | None]) -> None:
             raise failure
 
 
-def _nobody_plans() -> None:
+def _without_planner() -> None:
     """Do nothing: without an engine, occurrences wait until the planner is stepped."""
 
 
@@ -154,7 +154,7 @@ class Dispatcher:
         self._last_served = -1
         self._last_spilled = -1
         self.pace = TickPace()
-        self.ask_planner: Callable[[], None] = _nobody_plans
+        self.ask_planner: Callable[[], None] = _without_planner
         """An occurrence of a schedule is due and cannot begin yet; the engine sets it."""
 
     # -- one tick ----------------------------------------------------------------------------------

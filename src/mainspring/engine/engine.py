@@ -35,7 +35,7 @@ DRAIN_PAUSES_S: Final = (0.05, 0.2)
 """Seconds between attempts to finish at a stop: shortest and longest."""
 
 
-def _nobody_asks() -> None:
+def _without_cluster() -> None:
     """Do nothing: an engine outside a cluster owns every partition it can get."""
 
 
@@ -77,7 +77,7 @@ class Engine:
         # Half a lease: a hanging server must not cost the partitions on other servers.
         self.store = store = store.urgent(timeout_s=max(1.0, options.lease_s / 2))
         self.owned: dict[int, Partition] = {}
-        self.ownership_changed: Callable[[], None] = _nobody_asks
+        self.ownership_changed: Callable[[], None] = _without_cluster
         """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
         self.holders = Holders()
         """Holders of tasks: pauses and flow control."""

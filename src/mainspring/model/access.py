@@ -1,4 +1,4 @@
-"""Who may do what: API keys, their roles and bindings, and making new ones. Pure: nothing here reads a store."""
+"""API keys, their roles and bindings, and making new ones. Pure: nothing here reads a store."""
 
 import hashlib
 import re

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True, rename={"address": "from"}):
-    """Who did what to which object, from where; `before` and `after` hold only what changed."""
+    """One change: caller, operation, object and address; `before` and `after` hold only what changed."""
 
     who: str
     what: str

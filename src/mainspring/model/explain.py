@@ -80,7 +80,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why it died, or is paused, parked or held."""
     who: str | None = None
-    """Who paused it."""
+    """The caller that paused it."""
     until_ms: int | None = None
     """When the pause or hold ends by itself; for a circuit breaker, when the next probe is sent."""
     died_ms: int | None = None

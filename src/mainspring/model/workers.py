@@ -64,7 +64,7 @@ def served_queues(workers: Iterable[WorkerInfo]) -> list[str]:
     return sorted({queue for one in workers if not one.stopping for queue in one.queues})
 
 
-def nobody_runs(
+def why_no_worker(
     target: str, queue: str | None, workers: Sequence[WorkerInfo], may_name: Callable[[str], bool]
 ) -> str | None:
     """Say why no live worker can run a task, as part of a sentence; None if one can, or if the target needs no worker.

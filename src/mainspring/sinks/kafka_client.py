@@ -84,7 +84,7 @@ class Carrier:
         await asyncio.get_running_loop().run_in_executor(None, self.producer.close)
 
     def _fetch(self) -> int:
-        """Fetch reports; return their number. One report may stand for thousands of messages."""
+        """Fetch reports; return their number. One report may cover thousands of messages."""
         try:
             return self.producer.poll(0)
         except KafkaException as caught:  # how the library reports a fatal error

@@ -1,4 +1,4 @@
-"""API keys and the audit trail of a namespace: who may do what, and who changed what."""
+"""API keys and the audit trail of a namespace: rights of callers, and a record of their changes."""
 
 import logging
 import re

@@ -384,7 +384,7 @@ class HandOffReply(NamedTuple):
 
 
 async def hand_off(store: Store, works: Sequence[HandOff], listening: int = 1) -> list[HandOffReply | StoreError]:
-    """Make one call per partition, all in one trip per server. Workers are told how many of them are `listening`."""
+    """Make one call per partition, all in one trip per server. Each worker learns how many are `listening`."""
     handed: list[HandOffReply | StoreError] = []
     for result in await store.run([_group(store, work, listening) for work in works]):
         if isinstance(result, StoreError):

@@ -308,7 +308,7 @@ def _offsets(flags: int) -> dict[int, _Offsets | tuple[bytes, ...]]:
 
 
 _OFFSETS: Final = _offsets(0)
-"""Of plain entries."""
+"""Offsets of entries without ids."""
 _NAMED_OFFSETS: Final = _offsets(INDEXED)
 """Offsets of entries with ids."""
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))

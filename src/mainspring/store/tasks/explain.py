@@ -12,7 +12,7 @@ from ...model.ids import schedule_of
 from ...model.lane import NO_SINK, PARKED, HoldRecord, Pause, Pauses
 from ...model.targets.names import HANDED_OFF
 from ...model.task import State, pattern_fits
-from ...model.workers import nobody_runs
+from ...model.workers import why_no_worker
 from ..codec import HEADER_BYTES, LANE, decode_head, is_cut, is_tombstone
 from ..keys import Address, PartitionKeys, r_of
 from ..lanes import read_pauses
@@ -215,7 +215,7 @@ class Facts(NamedTuple):
     """Concurrency slots of its queue, if it has a limit."""
     run_before: str | None = None
     """The run of the same schedule that it waits for."""
-    nobody_runs: str | None = None
+    no_worker: str | None = None
     """Why no live worker can run it; None if one can, or if a worker has it already."""
 
     @property
@@ -259,8 +259,8 @@ def _in_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
     if place.worker is None and facts.slots is not None and facts.slots.all_in_use:
         most = f"its concurrency limit of {facts.slots.most} on all workers is reached"
         return "rate-limited", f"It has been in queue {place.queue} for {ago}: {most}."
-    if place.worker is None and facts.nobody_runs is not None:
-        return "no-worker", f"It has been in queue {place.queue} for {ago}: {_ended(facts.nobody_runs)}"
+    if place.worker is None and facts.no_worker is not None:
+        return "no-worker", f"It has been in queue {place.queue} for {ago}: {_ended(facts.no_worker)}"
     if place.worker is None:
         return "queued", f"It has been in queue {place.queue} for {ago}, and no worker has taken it yet."
     stops = "; it was cancelled, and its worker has been asked to stop" if place.cancelling else ""
@@ -286,16 +286,16 @@ def _ahead(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.state != "pending" or facts.late_ms >= 0 or body is None or due_ms is None:
         return None
     when = f"in {span(-facts.late_ms)} ({moment(due_ms)})"
-    nobody = "" if facts.view.members or facts.owner else "; no node is running now"
+    no_node = "" if facts.view.members or facts.owner else "; no node is running now"
     if body.attempt == 1:
-        return "not-due", f"It is not due yet: it comes due {when}{nobody}."
+        return "not-due", f"It is not due yet: it comes due {when}{no_node}."
     error = f"; the last error was: {body.errors[-1]}" if body.errors else ""
     if body.expires_ms is not None and body.expires_ms < due_ms:
         return (
             "retry",
-            f"It failed {body.attempt - 1} times, and expires {when}, before another attempt{error}{nobody}.",
+            f"It failed {body.attempt - 1} times, and expires {when}, before another attempt{error}{no_node}.",
         )
-    return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{nobody}."
+    return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{no_node}."
 
 
 def _ownerless(facts: Facts) -> tuple[ReasonCode, str] | None:
@@ -456,16 +456,18 @@ async def explain(
     before = None
     if body is not None and body.occurrence is not None and located.entry.state == "pending":
         before = await run_before(store, address.partition, schedule_of(task_id), body.occurrence)
-    nobody = await _nobody_runs(store, located.entry, allowed)
-    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before, nobody)
+    no_worker = await _unrunnable(store, located.entry, allowed)
+    facts = Facts(
+        task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before, no_worker
+    )
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
-    if nobody is not None and located.entry.state == "pending":
+    if no_worker is not None and located.entry.state == "pending":
         # It has not reached its queue yet: better to report this now than when it is late.
-        text = f"{text.removesuffix('.')}; {_ended(nobody)}"
+        text = f"{text.removesuffix('.')}; {_ended(no_worker)}"
     return _explanation(facts, code, text)
 
 
-async def _nobody_runs(store: Store, entry: Found, allowed: Sequence[str] | None) -> str | None:
+async def _unrunnable(store: Store, entry: Found, allowed: Sequence[str] | None) -> str | None:
     """Say why no worker can run a waiting task; None if one can."""
     place, body = entry.queued, entry.body
     if body is None or entry.state not in ("pending", "queued") or body.target.partition(":")[0] not in HANDED_OFF:
@@ -474,7 +476,7 @@ async def _nobody_runs(store: Store, entry: Found, allowed: Sequence[str] | None
     def may_name(target: str) -> bool:
         return allowed is None or any(pattern_fits(pattern, target) for pattern in allowed)
 
-    return nobody_runs(body.target, None if place is None else place.queue, await live_workers(store), may_name)
+    return why_no_worker(body.target, None if place is None else place.queue, await live_workers(store), may_name)
 
 
 async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:

@@ -429,7 +429,7 @@ def start_of(due_ms: int) -> Place:
 async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> EarliestSlices:
     """List the slices from a time on, and how full they are on average, in one round trip."""
     high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
-    # Of the slices that began in an earlier second, only the hour slice can reach this far.
+    # Among slices that began in an earlier second, only the hour slice can reach this far.
     hour = Slice.at(start_ms, HOUR_MS)
     groups: list[Group] = []
     for keys in store.keys.partitions:

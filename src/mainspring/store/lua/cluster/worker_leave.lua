@@ -1,4 +1,4 @@
--- A worker has stopped: nobody need wait for its lease to end.
+-- A worker has stopped: no one has to wait for its lease to end.
 --
 -- KEYS  workers, workers:t
 -- ARGV  key of the worker
