@@ -2,14 +2,22 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring.client.client import Client
 from mainspring.client.sync import SyncClient
-from mainspring.model.delivery import Dead
+from mainspring.model.delivery import Body, Dead
 from mainspring.model.errors import Ambiguous, Conflict
-from mainspring.model.task import OnConflict, Task
-from mainspring.store.keys import partition_of
+from mainspring.model.ids import idh_in_lane, idh_of
+from mainspring.model.job import Result
+from mainspring.model.task import PutSummary, Task
+from mainspring.store.codec import INDEXED, LANE, entry
+from mainspring.store.keys import HOUR_MS, Slice, partition_of
+from mainspring.store.records import KeptResult, keep_results, read_result
+from mainspring.store.tasks.find import resolve
+from mainspring.store.tasks.index import LANES_KEPT_MS, IdRow, replace
+from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 
@@ -106,26 +114,159 @@ async def test_lanes_that_share_a_partition_never_answer_for_each_other(client: 
     assert (await client.count()).pending == 2
 
 
-@pytest.mark.parametrize("on_conflict", ["keep", "replace", "earliest", "reject"])
-async def test_an_id_that_another_lane_of_the_partition_has_is_refused_by_name(
-    client: Client, on_conflict: OnConflict
+LANES = [f"customer-{n}" for n in range(200)]
+
+
+async def put_reminders(client: Client, payload: object = 0, **options: Any) -> PutSummary:
+    wanted = [Task("log:", payload, after="1h", id="reminder", lane=lane) for lane in LANES]
+    return await client.put_many(wanted, handles=True, **options)
+
+
+def outcomes(summary: PutSummary) -> set[str]:
+    assert summary.handles is not None
+    return {handle.outcome for handle in summary.handles}
+
+
+async def test_an_id_in_more_lanes_than_partitions_is_a_task_in_each(client: Client, ticker: Ticker) -> None:
+    assert outcomes(await put_reminders(client)) == {"created"}
+    assert outcomes(await put_reminders(client, 1)) == {"kept"}
+    assert (await client.put("log:", 1, after="2h", id="reminder", lane=LANES[7])).outcome == "kept"
+    assert (await client.put("log:", 1, after="2h", id="reminder")).outcome == "created"
+    assert (await client.count()).pending == 201
+    with pytest.raises(Conflict, match="exists"):
+        await client.put("log:", id="reminder", lane=LANES[7], on_conflict="reject")
+    replaced = await put_reminders(client, 2, on_conflict="replace")
+    assert outcomes(replaced) == {"replaced"}
+    delivered = await ticker.advance(hours=1)
+    assert {one.lane: one.value() for one in delivered} == dict.fromkeys(LANES, 2)
+    assert len(delivered) == len({one.idempotency_key for one in delivered}) == 200
+    assert outcomes(await put_reminders(client, 3)) == {"kept"}, "within the dedupe window"
+    assert not (await balance(client.store)).missing
+
+
+async def test_each_of_many_lanes_is_reached_by_its_name(client: Client) -> None:
+    await put_reminders(client)
+    late, gone, *others = LANES
+    await client.reschedule("reminder", after="3h", lane=late)
+    assert await client.cancel("reminder", lane=gone) == "cancelled"
+    assert await client.cancel("reminder", lane=gone) == "cancelled", "again"
+    assert (await client.get("reminder", lane=gone)).state == "cancelled"
+    assert await client.cancel("reminder", lane="") == await client.cancel("reminder", lane="nobody's") == "unknown"
+    first_ms = (await client.get("reminder", lane=others[0])).due_ms
+    assert first_ms is not None
+    for lane in others:
+        info = await client.get("reminder", lane=lane)
+        assert (info.state, info.lane, info.due_ms) == ("pending", lane, first_ms)
+    assert (await client.get("reminder", lane=late)).due_ms == pytest.approx(first_ms + 7_200_000, abs=60_000)
+    assert (await client.explain("reminder", lane=late)).state == "pending"
+    assert await client.cancel_many(["reminder", "never put"], lane=others[0]) == ["cancelled", "unknown"]
+    assert (await client.count()).pending == 198
+
+
+async def test_an_id_alone_leads_to_all_its_lanes(client: Client) -> None:
+    await put_reminders(client)
+    with pytest.raises(Ambiguous, match="and 190 more") as refused:
+        await client.get("reminder")
+    assert refused.value.lanes == tuple(sorted(LANES))
+    assert len(str(refused.value)) < 500
+    assert await client.cancel_many(["reminder", "never put"]) == ["ambiguous", "unknown"]
+    for lane in LANES[1:]:
+        assert await client.cancel("reminder", lane=lane) == "cancelled"
+    assert (await client.get("reminder")).lane == LANES[0], "what is not there any more is not named"
+    await client.reschedule("reminder", after="2h")
+    assert await client.cancel_many(["reminder", "never put"]) == ["cancelled", "unknown"]
+
+
+async def test_a_lane_is_forgotten_some_time_after_its_task_was_due(ticker: Ticker) -> None:
+    client, store = ticker.client, ticker.store
+    await client.put("log:", after="1h", id="dup", lane=X)
+    await client.put("log:", after="9h", id="dup", lane=Y)
+    await client.reschedule("dup", after="20h", lane=X)
+    keys = store.keys.partitions[partition_of("dup", len(store.keys))]
+    key = keys.lanes_of(idh_of("dup"))
+    [pairs, left_ms] = await store.run_one(keys.slot, [("ZRANGE", key, 0, -1, "WITHSCORES"), ("PTTL", key)])
+    kept_ms = ticker.clock.now_ms() + store.shared.dedupe_window_ms + LANES_KEPT_MS
+    hours = [(float(until_ms) - kept_ms) / HOUR_MS for until_ms in pairs[1::2]]
+    assert pairs[::2] == [Y.encode(), X.encode()]
+    assert hours == [9, 20]
+    assert left_ms == pytest.approx(kept_ms + 20 * HOUR_MS - ticker.clock.now_ms(), abs=60_000)
+    ticker.clock.advance(seconds=36_000, ms=store.shared.dedupe_window_ms + LANES_KEPT_MS)
+    await client.put("log:", after="1h", id="dup", lane=Z)
+    [lanes] = await store.run_one(keys.slot, [("ZRANGE", key, 0, -1)])
+    assert set(lanes) == {X.encode(), Z.encode()}
+
+
+async def test_results_and_dead_letters_belong_to_their_lanes(client: Client, ticker: Ticker) -> None:
+    ticker.answer("log", lambda one: Dead("no") if one.lane in (X, None) else None)
+    for lane in (X, BESIDE_X, AT_HOME, None):
+        await client.put("log:", id="dup", lane=lane)
+    assert len(await ticker.turn()) == 4
+    store, lanes = ticker.store, (BESIDE_X, AT_HOME)
+    kept = [
+        KeptResult(partition_of(lane, PARTITIONS), idh_in_lane(idh_of("dup"), lane), result_of(lane), 60_000)
+        for lane in lanes
+    ]
+    await keep_results(store, [*kept, KeptResult(HOME, idh_of("dup"), result_of("none"), 60_000)])
+    for lane in lanes:
+        found = await client.find_result("dup", lane=lane)
+        assert found is not None
+        assert (found.ending, found.value) == ("done", lane)
+    assert await read_result(store, await resolve(store, "dup", X)) is None
+    with pytest.raises(Ambiguous, match=BESIDE_X):
+        await read_result(store, await resolve(store, "dup", None))
+    with pytest.raises(Ambiguous) as refused:
+        await client.dead_get("dup")
+    assert refused.value.lanes == tuple(sorted(("", X)))
+    assert await client.dead_get("dup", lane=BESIDE_X) is None
+    ticker.answer("log", lambda _: None)
+    assert (await client.dead_replay("dup", lane=X)).outcome == "replayed"
+    [again] = await ticker.turn()
+    assert (again.id, again.lane) == ("dup", X)
+    assert await client.dead_drop("dup") == "dropped"
+
+
+def result_of(lane: str) -> bytes:
+    return msgspec.msgpack.encode(Result("done", value=lane))
+
+
+async def put_as_before(client: Client, lane: str, after_ms: int) -> None:
+    """Put the task "dup" with the hash of its id alone, as earlier versions did."""
+    store = client.store
+    due_ms = await store.fresh_ms() + after_ms
+    place = Slice.at(due_ms, 1000)
+    row = entry(due_ms - place.start_ms, INDEXED | LANE, idh_of("dup"), Body("log:", b"1", "dup", lane))
+    new = IdRow(idh_of("dup"), place, row, due_ms)
+    p = partition_of(lane, PARTITIONS)
+    await replace(store, new, partition=p, expected=None, old=None, now_ms=due_ms)
+
+
+@pytest.mark.parametrize("lane", [X, AT_HOME])
+async def test_a_task_of_an_earlier_version_is_found_and_kept_by_its_lane_alone(client: Client, lane: str) -> None:
+    await put_as_before(client, lane, 3_600_000)
+    assert (await client.get("dup")).lane == (await client.get("dup", lane=lane)).lane == lane
+    assert (await client.put("log:", 2, after="2h", id="dup", lane=lane)).outcome == "kept"
+    assert (await client.get("dup")).payload == (await client.get("dup", lane=lane)).payload == 1
+    await client.reschedule("dup", after="2h", lane=lane)
+    moved = await client.put("log:", 3, after="3h", id="dup", lane=lane, on_conflict="replace")
+    assert moved.outcome == "replaced"
+    other = next(name for name in lanes_of(partition_of(lane, PARTITIONS), 2) if name != lane)
+    assert (await client.put("log:", 4, after="1h", id="dup", lane=other)).outcome == "created"
+    with pytest.raises(Ambiguous) as refused:
+        await client.get("dup")
+    assert refused.value.lanes == tuple(sorted((lane, other)))
+    assert await client.cancel_many(["dup", "never put"], lane=lane) == ["cancelled", "unknown"]
+    assert await client.cancel_many(["dup", "never put"]) == ["cancelled", "unknown"]
+    assert (await client.count()).pending == 0
+
+
+async def test_a_task_of_an_earlier_version_is_cancelled_by_its_id_alone_and_known_when_it_is_over(
+    client: Client, ticker: Ticker
 ) -> None:
-    await client.put("log:", 1, after="2h", id="dup", lane=X)
-    with pytest.raises(Conflict, match=f"lane '{X}'"):
-        await client.put("log:", 2, after="1h", id="dup", lane=BESIDE_X, on_conflict=on_conflict)
-    assert (await client.put("log:", 1, after="1h", id="dup", lane=X)).outcome == "kept"
-    await client.put("log:", after="1h", id="dup")
-    with pytest.raises(Conflict, match="no lane"):
-        await client.put("log:", after="1h", id="dup", lane=AT_HOME)
-    assert [one.payload for one in (await client.list()).tasks if one.lane == X] == [1]
-
-
-async def test_of_two_in_one_call_the_second_is_not_taken_for_the_first(client: Client) -> None:
-    wanted = [Task("log:", n, after="1h", id="dup", lane=lane) for n, lane in enumerate((X, BESIDE_X, Y))]
-    with pytest.raises(Conflict, match=f"lane '{BESIDE_X}'") as refused:
-        await client.put_many(wanted)
-    assert refused.value.stored == 2
-    assert {one.lane for one in (await client.list()).tasks} == {X, Y}
+    await put_as_before(client, X, 3_600_000)
+    assert await client.cancel_many(["dup", "never put"]) == ["cancelled", "unknown"]
+    await put_as_before(client, X, 1_000)
+    assert len(await ticker.advance(minutes=1)) == 1
+    assert (await client.put("log:", id="dup", lane=X)).outcome == "kept", "within the dedupe window"
 
 
 def test_the_synchronous_client_says_the_same(server: Server) -> None:

@@ -31,7 +31,7 @@ def test_every_script_can_be_put_together(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_puts_are_refused_when_the_server_is_full(name: str) -> None:
-    assert ("allow-oom" in text_of(name, False)) == (name not in ("put_ids", "register", "replace"))
+    assert ("allow-oom" in text_of(name, False)) == (name not in ("put_ids", "register", "replace", "note_lanes"))
 
 
 def test_every_piece_is_used() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mainspring.model.delivery import Body
-from mainspring.model.ids import idempotency_key, idh_of
+from mainspring.model.ids import idempotency_key, idh_in_lane, idh_of
 from mainspring.model.schedule.chain import ChainState
 from mainspring.store import codec
 from mainspring.store.keys import Address, Keyspace, Slice, meta_key, partition_of, r_of, score_of, slot_of, tags
@@ -59,6 +59,7 @@ def test_keys_are_spelled_as_documented() -> None:
         "done": done,
         "cancelled": cancelled,
         "index": names.ids,
+        "lanes_of_an_id": names.lanes_of(idh_of("order-42")),
         "counters": names.n,
         "wake": names.wake,
         "dead": names.dead,
@@ -82,6 +83,11 @@ def test_a_generated_id_chooses_its_partition_by_its_raw_bytes(row: dict[str, An
 @each("ids", "id")
 def test_an_id_has_its_hash(row: dict[str, Any]) -> None:
     assert idh_of(row["id"]).hex() == row["idh"]
+
+
+@each("ids_in_lanes", "lane")
+def test_an_id_in_a_lane_has_a_hash_of_its_own(row: dict[str, Any]) -> None:
+    assert idh_in_lane(idh_of(row["id"]), row["lane"]).hex() == row["idh"]
 
 
 @each("slices", "name")

@@ -19,7 +19,7 @@ MainspringError
     └── EmbeddedError     the embedded server cannot start or be shared
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +74,10 @@ class Conflict(MainspringError):
     """A task with this id exists and the call asked to reject repeats."""
 
 
+_LANES_NAMED: Final = 10
+"""Lanes that a message lists."""
+
+
 class Ambiguous(MainspringError):
     """Tasks in several lanes have the id, and the call named no lane.
 
@@ -81,7 +85,8 @@ class Ambiguous(MainspringError):
     """
 
     def __init__(self, id: str, lanes: "Sequence[str]") -> None:
-        named = ", ".join(f"lane {lane!r}" if lane else "no lane" for lane in lanes)
+        named = ", ".join(f"lane {lane!r}" if lane else "no lane" for lane in lanes[:_LANES_NAMED])
+        named += f" and {len(lanes) - _LANES_NAMED} more" if len(lanes) > _LANES_NAMED else ""
         found = f" ({named})" if named else ""
         super().__init__(f"several tasks have the id {id!r}{found}: name the lane, '' for the task without one")
         self.id = id

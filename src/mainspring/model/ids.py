@@ -23,6 +23,14 @@ def idh_of(task_id: str) -> bytes:
     return hashlib.blake2b(task_id.encode(), digest_size=IDH_BYTES).digest()
 
 
+def idh_in_lane(idh: bytes, lane: str) -> bytes:
+    """The 16 bytes that stand for a caller-given id in a lane; `idh` is the hash of the id alone.
+
+    No UTF-8 text contains the first byte, so no id is hashed from the same bytes.
+    """
+    return hashlib.blake2b(b"\xff" + idh + lane.encode(), digest_size=IDH_BYTES).digest()
+
+
 def check_name(value: object, field: str, most_bytes: int = MAX_NAME_BYTES) -> str:
     """Return an id, lane, item or name if it is a text of 1 to `most_bytes` bytes; refuse anything else."""
     if type(value) is not str:

@@ -226,6 +226,10 @@ class PartitionKeys:
         """Key of the stream with one queue's jobs in this partition."""
         return f"{{{self.tag}}}:q:{name}"
 
+    def lanes_of(self, idh: bytes) -> str:
+        """The lanes in which an id was put; in the partition that the id has without a lane."""
+        return f"{{{self.tag}}}:lanes:{idh.hex()}"
+
     def result(self, idh: bytes) -> str:
         """Key of the result of a task's run; it expires."""
         return f"{{{self.tag}}}:r:{idh.hex()}"

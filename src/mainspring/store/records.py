@@ -43,18 +43,21 @@ async def keep_results(store: Store, results: Sequence[KeptResult]) -> None:
 
 async def read_result(store: Store, reference: Reference) -> Result | None:
     """Return the stored result of a task. An id alone is looked up everywhere; Ambiguous if several tasks have one."""
-    every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
+    spots = reference.spots_of_records(len(store.keys))
     groups: list[Group] = []
-    for partition in every:
+    for partition, idh, _ in spots:
         keys = store.keys.partitions[partition]
-        groups.append((keys.slot, [("GET", keys.result(reference.idh))]))
+        groups.append((keys.slot, [("GET", keys.result(idh))]))
     found: list[bytes] = []
-    for answer in await store.run(groups):
+    lanes: list[str] = []
+    for spot, answer in zip(spots, await store.run(groups), strict=True):
         if isinstance(answer, Exception):
             raise answer
-        found += [answer[0]] if answer[0] is not None else []
-    if len(found) > 1:
-        raise Ambiguous(reference.task_id or reference.idh.hex(), ())
+        if answer[0] is not None:
+            found.append(answer[0])
+            lanes += [] if spot.lane is None else [spot.lane]
+    if len(found) > 1 and reference.lane is None:
+        raise Ambiguous(reference.task_id or reference.idh.hex(), sorted(lanes))
     return decode_result(found[0]) if found else None
 
 

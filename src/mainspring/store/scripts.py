@@ -33,6 +33,7 @@ _NEEDS: Final = {
     "worker_leave": (),
     "sweep": ("time", "entry"),
     "forget_holds": ("time",),
+    "note_lanes": (),
     "look": ("copies",),
     "heads": (),
     "dead_page": (),
@@ -71,9 +72,9 @@ _NEEDS: Final = {
     "lane_skip": ("entry",),
     "repair_schedule": (),
 }
-# A full server must still be able to fire, finish, cancel and hand over: these calls free memory or keep order, and
-# refusing them at maxmemory would be a deadlock. Puts are refused whole.
-_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_add"})
+# A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
+# Refusing them at maxmemory would be a deadlock. Puts are refused whole.
+_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "note_lanes", "schedule_add"})
 # A server that refuses writes (its disk is full, its replicas are gone) still answers reads.
 _READS: Final = frozenset(
     {

@@ -9,7 +9,7 @@ import msgspec
 from ...model.dead_letter import DeadFilter, DeadLetter, DeadPage, Replayed
 from ...model.delivery import Body
 from ...model.errors import Ambiguous, Conflict, StoreError, Unavailable
-from ...model.ids import IDH_BYTES, idh_of
+from ...model.ids import IDH_BYTES, idh_in_lane, idh_of
 from ...model.task import State, TaskInfo
 from ..keys import ADDRESS_BYTES, Address, Slice, address_prefix
 from ..queue_state import find_queued
@@ -210,14 +210,13 @@ async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter 
 async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
     """Return the dead letter of an id, from its partition or, if a lane may have chosen another, from any. Ambiguous if
     several have it."""
-    idh, home = reference.idh, reference.home
-    partitions = [home, *(p for p in range(len(store.keys)) if reference.elsewhere and p != home)]
+    spots = reference.spots(len(store.keys))
     groups: list[Group] = []
-    for p in partitions:
+    for p, idh, _ in spots:
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("ZSCORE", keys.dead_times, idh), ("HGET", keys.dead, idh)]))
     found: list[KeptLetter] = []
-    for p, result in zip(partitions, await store.run(groups), strict=True):
+    for (p, idh, _), result in zip(spots, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         score, record = result
@@ -225,7 +224,7 @@ async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
             place = (int(float(score)), p, idh)
             kept = KeptLetter(place, _letter(place, record))
             found += [kept] if reference.fits(kept.letter.lane) or kept.letter.damaged else []
-    if len(found) > 1:
+    if len(found) > 1 and reference.lane is None:
         raise Ambiguous(found[0].letter.id, sorted(kept.letter.lane or "" for kept in found))
     return found[0] if found else None
 
@@ -447,7 +446,8 @@ def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
 
 def _is_generated(kept: KeptLetter) -> bool:
     """Return whether the task had a generated id: its dead letter then has the 16 bytes of it in hex."""
-    return kept.place[2] != idh_of(kept.letter.id)
+    idh, lane = idh_of(kept.letter.id), kept.letter.lane
+    return kept.place[2] != idh and (lane is None or kept.place[2] != idh_in_lane(idh, lane))
 
 
 def _handle_of(attempt: _Attempt) -> bytes:
@@ -499,8 +499,9 @@ async def find_live(store: Store, task_id: str, lane: str | None) -> TaskInfo:
 
 async def cancelled_ms(store: Store, reference: Reference) -> int | None:
     """Return when the id was last cancelled; None if no such record is stored."""
-    partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
-    return (await last_cancelled(store, partitions)).get(reference.idh)
+    spots = reference.spots_of_records(len(store.keys))
+    off_ms = await last_cancelled(store, {spot.partition for spot in spots})
+    return max((off_ms[spot.idh] for spot in spots if spot.idh in off_ms), default=None)
 
 
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> EndedTask:

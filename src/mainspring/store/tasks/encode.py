@@ -16,7 +16,7 @@ import msgspec
 
 from ...model.delivery import Body
 from ...model.errors import InvalidInput
-from ...model.ids import IDH_BYTES, check_id, check_name, idh_of
+from ...model.ids import IDH_BYTES, check_id, check_name, idh_in_lane, idh_of
 from ...model.limits import HORIZON_MS
 from ...model.retry import policy_line
 from ...model.shared_settings import SharedSettings
@@ -322,6 +322,7 @@ class Named(NamedTuple):
     past: bool
     partition: int
     row: IdRow
+    lane: str | None = None
 
 
 _new: Final = tuple.__new__
@@ -429,7 +430,9 @@ class Intake:
                 places[spot] = place
             idh = blake2b(name, digest_size=IDH_BYTES).digest()
             row = b"".join((offsets[offset], idh, lead, payload, _FIXSTR[len(name)], name))
-            named[number] = _new(Named, (task_id, due_ms < now_ms, partition, _new(IdRow, (idh, place, row, due_ms))))
+            named[number] = _new(
+                Named, (task_id, due_ms < now_ms, partition, _new(IdRow, (idh, place, row, due_ms)), None)
+            )
 
     def _take_slowly(self, batch: Batch, number: int, task: Task, due_ms: int, idh: bytes = b"") -> None:
         """Encode any task with all its fields; `idh` is for one without an id."""
@@ -478,10 +481,11 @@ class Intake:
 
     def _named(self, task: Task, due_ms: int, now_ms: int, payload: bytes, raw: bool) -> Named:
         task_id = check_id(task.id)
-        idh = idh_of(task_id)
-        partition = partition_of(task_id if task.lane is None else check_name(task.lane, "lane"), self._partitions)
+        lane = None if task.lane is None else check_name(task.lane, "lane")
+        idh = idh_of(task_id) if lane is None else idh_in_lane(idh_of(task_id), lane)
+        partition = partition_of(task_id if lane is None else lane, self._partitions)
         place, row = self._full(task, idh, task_id, partition, due_ms, now_ms, payload, raw)
-        return Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms))
+        return Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms), lane)
 
     def _full(
         self,

@@ -448,7 +448,7 @@ async def explain(
     if body is not None and body.lane is not None and located.entry.state == "pending":
         # A task that was overdue when it was put is placed at the time of the put, not at its due time.
         place_ms = max(located.entry.due_ms or 0, 0 if address.slice.is_hold else address.slice.start_ms)
-        head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
+        head = await head_before(store, body.lane, located.idh, address, place_ms) if place_ms <= now_ms else None
     hold = await record_of(store, address.partition, address.slice) if address.slice.is_hold else None
     pause = None if body is None else await _pause_of(store, located.entry, body, hold, now_ms)
     waiting = located.entry.queued if located.entry.state == "queued" else None

@@ -8,7 +8,7 @@ import msgspec
 
 from ...model.dead_letter import dead_place
 from ...model.errors import Ambiguous, Conflict, InvalidInput, StoreError
-from ...model.ids import GENERATED, IDH_BYTES, bare_idh, check_name, idh_of
+from ...model.ids import GENERATED, IDH_BYTES, bare_idh, check_name, idh_in_lane, idh_of
 from ...model.task import BulkCancelOutcome, State
 from ..codec import decode
 from ..keys import R_UNIT, WIDTHS_MS, Address, partition_of
@@ -17,7 +17,18 @@ from ..redis.sender import Group
 from ..store import Store
 from .cancel import Cancel, CancelStatus, cancel, last_cancelled, note
 from .encode import Intake
-from .index import IDS_IN_LANES, ConflictBackoff, IdRow, look_up, look_up_packed, replace
+from .index import (
+    IDS_IN_LANES,
+    ConflictBackoff,
+    IdInLane,
+    IdRow,
+    is_noted,
+    look_up,
+    look_up_packed,
+    note_lanes,
+    noted_lanes,
+    replace,
+)
 from .query import Found, look_at
 
 _MOVES_FOLLOWED = 64
@@ -31,9 +42,17 @@ _ASKED_AT_ONCE = 65_536
 Wanted = tuple[int, bytes, bool]
 """The likeliest partition of an id, the id's hash, and whether it may be in another partition."""
 
+IndexPlaces = list[tuple["Spot", bytes]]
+"""What the index holds: packed addresses."""
 
-IndexPlaces = list[tuple[int, bytes]]
-"""Partition and packed address of each."""
+
+class Spot(NamedTuple):
+    """A partition and a hash under which a task may be known."""
+
+    partition: int
+    idh: bytes
+    lane: str | None = None
+    """The lane of the task if its hash says it."""
 
 
 class Reference(NamedTuple):
@@ -42,6 +61,7 @@ class Reference(NamedTuple):
     task_id: str | None
     """The caller's id; None for a generated one."""
     idh: bytes
+    """The hash of the id alone: tasks without a lane have it, runs of schedules, and tasks of earlier versions."""
     home: int
     """The likeliest partition."""
     elsewhere: bool
@@ -49,6 +69,8 @@ class Reference(NamedTuple):
     address: Address | None
     lane: str | None = None
     """The lane that the task must have, "" for none; None if any lane matches."""
+    noted: tuple[str, ...] = ()
+    """Lanes in which the id was put: tasks there have a hash of their own."""
 
     @classmethod
     def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
@@ -65,8 +87,25 @@ class Reference(NamedTuple):
         return cls(None, idh, address.partition, False, address)
 
     def fits(self, lane: str | None) -> bool:
-        """Return whether a task of this lane matches: lanes of one partition share its index."""
+        """Return whether a task of this lane matches."""
         return self.lane is None or self.lane == (lane or "")
+
+    @property
+    def has_own_hash(self) -> bool:
+        """Whether the task was put in the lane that is named: then what stands under the id alone, and does not say its
+        lane, is another."""
+        return bool(self.lane and self.noted)
+
+    def spots_of_records(self, partitions: int) -> list[Spot]:
+        """The same for what does not say its lane: results, and ids that were cancelled."""
+        return [spot for spot in self.spots(partitions) if spot.lane is not None or not self.has_own_hash]
+
+    def spots(self, partitions: int) -> list[Spot]:
+        """Where all that may be meant can be, the likeliest first."""
+        every = [self.home, *(p for p in range(partitions) if self.elsewhere and p != self.home)]
+        lanes = self.noted if self.lane is None else (self.lane,) if self.lane and self.task_id is not None else ()
+        in_lanes = [Spot(partition_of(lane, partitions), idh_in_lane(self.idh, lane), lane) for lane in lanes]
+        return [*in_lanes, *(Spot(p, self.idh) for p in every)]
 
     def as_generated(self) -> "Reference | None":
         """Return the same text read as a generated id without its mark; None if it cannot be one."""
@@ -77,8 +116,15 @@ class Reference(NamedTuple):
 async def resolve(store: Store, id: str, lane: str | None) -> Reference:
     """Return what an id refers to. 32 hex digits are a caller's id, unless only a task with a generated id matches."""
     reference = Reference.parse(id, lane, len(store.keys))
+    if reference.task_id is not None and reference.lane is None:
+        [lanes] = await noted_lanes(store, [(reference.home, reference.idh)])
+        reference = reference._replace(noted=tuple(lanes))
+    elif reference.lane and await is_noted(store, id, reference.lane):
+        reference = reference._replace(noted=(reference.lane,))
     generated = reference.as_generated()
-    if generated is None or await look_up_packed(store, [(reference.home, reference.idh)]) != [None]:
+    if generated is None or reference.noted:
+        return reference
+    if await look_up_packed(store, [(reference.home, reference.idh)]) != [None]:
         return reference
     idh = generated.idh
     groups: list[Group] = []
@@ -97,6 +143,7 @@ class Located(NamedTuple):
     address: Address
     indexed: bool
     entry: Found
+    idh: bytes
 
 
 class Finder:
@@ -108,25 +155,28 @@ class Finder:
     async def find(self, reference: Reference) -> Located | None:
         """Return the place and state of a task; None for an unknown id. Ambiguous if several lanes have it."""
         located = await self._find(reference)
-        body = None if located is None else located.entry.body
-        return None if body is not None and not reference.fits(body.lane) else located
+        if located is None or (located.entry.body is None and located.idh != reference.idh):
+            return located
+        body = located.entry.body
+        fits = reference.fits(body.lane) if body is not None else not reference.has_own_hash
+        return located if fits else None
 
     async def _find(self, reference: Reference) -> Located | None:
         located = await self._locate(reference)
         if located is not None and located.entry.state == "dead" and reference.task_id is not None:
-            located = await self._unless_another_died(located, reference.idh)
+            located = await self._unless_another_died(located)
         if located is None or located.entry.state not in ("fired", "done", "finished"):
             return located
         # The slice counts a task as over once it is handed off to workers; a task of a lane stays fired there.
-        [place] = await find_queued(self._store, [(located.address.partition, reference.idh)])
+        [place] = await find_queued(self._store, [(located.address.partition, located.idh)])
         if place is None or not (reference.task_id is None or place.address == located.address.pack()):
             return located
         return located._replace(entry=await self._in_queue(located, place))
 
-    async def _unless_another_died(self, located: Located, idh: bytes) -> Located:
+    async def _unless_another_died(self, located: Located) -> Located:
         """Return `located`, or the current task if a dead letter belongs to an earlier task that had the same id."""
         keys = self._store.keys.partitions[located.address.partition]
-        [record] = await self._store.run_one(keys.slot, [("HGET", keys.dead, idh)])
+        [record] = await self._store.run_one(keys.slot, [("HGET", keys.dead, located.idh)])
         if record is None or dead_place(record) in (b"", located.address.pack()):
             return located
         state: State = "done" if located.entry.body is not None else "finished"
@@ -145,72 +195,94 @@ class Finder:
         return entry._replace(body=body, due_ms=due_ms)
 
     async def _locate(self, reference: Reference) -> Located | None:
-        address, indexed = reference.address, False
+        address, idh, indexed = reference.address, reference.idh, False
         if address is None:
-            address = await self._index_one(reference)
-            indexed = True
-        for _ in range(_MOVES_FOLLOWED):
-            if address is None:
+            place = await self._index_one(reference)
+            if place is None:
                 return None
-            [entry] = await look_at(self._store, [(address, reference.idh)])
+            (partition, idh, _), packed = place
+            address, indexed = Address.unpack(partition, packed), True
+        for _ in range(_MOVES_FOLLOWED):
+            [entry] = await look_at(self._store, [(address, idh)])
             following = entry.moved_to
             if not indexed and (following is not None or entry.state in ("finished", "done")):
                 # A task that was placed elsewhere has registered that place, unless it was cancelled there.
                 indexed = True
-                [known] = await look_up(self._store, [(address.partition, reference.idh)])
+                [known] = await look_up(self._store, [(address.partition, idh)])
                 following = known if known is not None and known != address else following
             if following is None:
-                return Located(address, indexed, entry)
+                return Located(address, indexed, entry, idh)
             address = following
         return None
 
-    async def _index_one(self, reference: Reference) -> Address | None:
-        [found] = await self._index_packed([(reference.home, reference.idh, reference.elsewhere)])
-        if len(found) > 1:
-            raise Ambiguous(reference.task_id or reference.idh.hex(), await self._lanes_of(reference, found))
-        return Address.unpack(*found[0]) if found else None
+    async def _index_one(self, reference: Reference) -> tuple[Spot, bytes] | None:
+        found = await self._known(reference.spots(len(self._store.keys)))
+        if len(found) > 1 and reference.lane is None:
+            raise Ambiguous(reference.task_id or reference.idh.hex(), await self._lanes_of(found))
+        return found[0] if found else None
 
-    async def _lanes_of(self, reference: Reference, found: IndexPlaces) -> list[str]:
-        """Return the lanes of tasks with one id; for a task that is over and gone the lane is unknown."""
-        all_located = [await self.find(reference._replace(home=p, elsewhere=False)) for p, _ in found]
+    async def _known(self, spots: list[Spot]) -> IndexPlaces:
+        raws = await look_up_packed(self._store, [(spot.partition, spot.idh) for spot in spots])
+        return [(spot, raw) for spot, raw in zip(spots, raws, strict=True) if raw is not None]
+
+    async def _lanes_of(self, found: IndexPlaces) -> list[str]:
+        """The lanes of tasks with one id. One under the hash of the id alone does not say its lane once it is gone."""
+        lanes = {spot.lane for spot, _ in found if spot.lane is not None}
+        alone = [spot for spot, _ in found if spot.lane is None]
+        all_located = [await self.find(Reference(None, one.idh, one.partition, False, None)) for one in alone]
         bodies = [located.entry.body for located in all_located if located is not None]
-        return sorted({body.lane or "" for body in bodies if body is not None})
+        return sorted(lanes | {body.lane or "" for body in bodies if body is not None})
 
-    async def _index_packed(self, wanted: list[Wanted]) -> list[IndexPlaces]:
-        """Return the places of each id. With an unknown lane, search all partitions: several lanes may have the id."""
+    async def _index_packed(self, wanted: list[Wanted], lane: str | None) -> list[IndexPlaces]:
+        """Where each id is known, in the lane that is named. Without one all lanes count; an id that is in none of
+        those noted, nor at home, is looked for in all partitions: there may be runs of schedules in lanes."""
+        partitions = len(self._store.keys)
         found: list[IndexPlaces] = [[] for _ in wanted]
-        every = range(len(self._store.keys))
-        if len(wanted) == 1:
-            [(home, _, anywhere)] = wanted
-            await self._ask(wanted, found, [(0, p) for p in (every if anywhere else (home,))])
+        if lane:
+            spots = [(i, Spot(home, idh_in_lane(idh, lane), lane)) for i, (home, idh, _) in enumerate(wanted)]
+            await self._ask(found, spots)
+        elif lane is None:
+            await self._ask(found, await self._noted_spots(wanted))
+        if len(wanted) == 1 and wanted[0][2]:
+            [(_, idh, _)] = wanted
+            await self._ask(found, [(0, Spot(p, idh)) for p in range(partitions)])
             return found
-        await self._ask(wanted, found, [(i, home) for i, (home, _, _) in enumerate(wanted)])
-        elsewhere = [i for i, one in enumerate(wanted) if one[2]]
-        with_lanes = await self._partitions_with_lanes() if elsewhere else []
-        others: list[tuple[int, int]] = []
-        for i in elsewhere:
-            others += [(i, p) for p in (with_lanes if found[i] else every) if p != wanted[i][0]]
+        homes = [(i, Spot(home, idh)) for i, (home, idh, _) in enumerate(wanted) if not (lane and found[i])]
+        await self._ask(found, homes)
+        others: list[tuple[int, Spot]] = []
+        for i, (home, idh, elsewhere) in enumerate(wanted):
+            if elsewhere and not found[i]:
+                others += [(i, Spot(p, idh)) for p in range(partitions) if p != home]
             if len(others) >= _ASKED_AT_ONCE:
-                await self._ask(wanted, found, others)
+                await self._ask(found, others)
                 others = []
-        await self._ask(wanted, found, others)
+        await self._ask(found, others)
         return found
 
-    async def _ask(self, wanted: list[Wanted], found: list[IndexPlaces], questions: list[tuple[int, int]]) -> None:
-        """Look up pairs of an id's number and a partition."""
-        raws = await look_up_packed(self._store, [(p, wanted[i][1]) for i, p in questions])
-        for (i, p), raw in zip(questions, raws, strict=True):
+    async def _ask(self, found: list[IndexPlaces], questions: list[tuple[int, Spot]]) -> None:
+        """Look up pairs of an id's number and a place where it may be known."""
+        raws = await look_up_packed(self._store, [(spot.partition, spot.idh) for _, spot in questions])
+        for (i, spot), raw in zip(questions, raws, strict=True):
             if raw is not None:
-                found[i].append((p, raw))
+                found[i].append((spot, raw))
 
-    async def _partitions_with_lanes(self) -> list[int]:
-        """Return the partitions in which an id with a lane was ever put: only these may know an id as well."""
+    async def _noted_spots(self, wanted: list[Wanted]) -> list[tuple[int, Spot]]:
+        """Where tasks in lanes may be. Only partitions where a lane was ever noted are asked id by id."""
+        homes = sorted({home for home, _, elsewhere in wanted if elsewhere})
         every = self._store.keys.partitions
-        marks = await self._store.run([(keys.slot, [("HGET", keys.n, IDS_IN_LANES)]) for keys in every])
-        for mark in marks:
+        marks = await self._store.run([(every[p].slot, [("HGET", every[p].n, IDS_IN_LANES)]) for p in homes])
+        noted: set[int] = set()
+        for p, mark in zip(homes, marks, strict=True):
             if isinstance(mark, StoreError):
                 raise mark
-        return [p for p, mark in enumerate(marks) if not isinstance(mark, StoreError) and mark[0] is not None]
+            noted |= {p} if mark[0] is not None else set()
+        some = [i for i, (home, _, elsewhere) in enumerate(wanted) if elsewhere and home in noted]
+        lanes_of_each = await noted_lanes(self._store, [wanted[i][:2] for i in some]) if some else []
+        return [
+            (i, Spot(partition_of(lane, len(every)), idh_in_lane(wanted[i][1], lane), lane))
+            for i, lanes in zip(some, lanes_of_each, strict=True)
+            for lane in lanes
+        ]
 
     async def cancel(self, references: Iterable[Reference]) -> list[BulkCancelOutcome]:
         """Cancel; return an outcome for each id, in order. All name the same lane, or none.
@@ -235,16 +307,18 @@ class Finder:
         gone = [(i, (one.partition, one.idh, False)) for i, one in placed if outcomes[i] == "unknown"]
         await self._recall_cancelled(gone, outcomes)
         for numbers, wanted in _portions(unplaced):
-            found = await self._index_packed(wanted)
+            found = await self._index_packed(wanted, lane)
             known: list[tuple[int, Cancel]] = []
-            for i, (_, idh, _), places in zip(numbers, wanted, found, strict=True):
+            alone: list[tuple[int, Cancel]] = []
+            for i, places in zip(numbers, found, strict=True):
                 if len(places) > 1:
                     outcomes[i] = "ambiguous"
-                elif places:
-                    known.append((i, Cancel(*places[0], idh, True)))
-            await self._cancel_placed(known if lane is None else await self._in_lane(known, lane), outcomes)
+                    continue
+                for (p, idh, its_lane), raw in places:
+                    (known if lane == its_lane or lane is None else alone).append((i, Cancel(p, raw, idh, True)))
+            await self._cancel_placed(known if lane is None else known + await self._in_lane(alone, lane), outcomes)
             unknown = [(i, one) for i, one in zip(numbers, wanted, strict=True) if outcomes[i] == "unknown"]
-            await self._recall_cancelled(unknown, outcomes)
+            await self._recall_cancelled(unknown, outcomes, lane)
         again = [i for i in bare if outcomes[i] == "unknown"]
         for i, outcome in zip(again, await self.cancel(bare[i] for i in again) if again else (), strict=True):
             outcomes[i] = outcome
@@ -263,14 +337,23 @@ class Finder:
                 fitting.append((i, one))
         return fitting
 
-    async def _recall_cancelled(self, unknown: list[tuple[int, Wanted]], outcomes: list[BulkCancelOutcome]) -> None:
+    async def _recall_cancelled(
+        self, unknown: list[tuple[int, Wanted]], outcomes: list[BulkCancelOutcome], lane: str | None = ""
+    ) -> None:
         """Answer "cancelled" again for ids cancelled recently: the index forgets those at once."""
         every = any(elsewhere for _, (_, _, elsewhere) in unknown)
         asked = range(len(self._store.keys)) if every else {home for _, (home, _, _) in unknown}
         off_ms = await last_cancelled(self._store, asked) if unknown else {}
-        for i, (_, idh, _) in unknown:
-            if idh in off_ms and not await self._died_after(idh, off_ms[idh], asked):
-                outcomes[i] = "cancelled"
+        if not off_ms:
+            return
+        hashes: dict[int, list[bytes]] = {i: [idh] for i, (_, idh, _) in unknown}
+        if lane is None:
+            for number, spot in await self._noted_spots([one for _, one in unknown]):
+                hashes[unknown[number][0]].append(spot.idh)
+        for i, idhs in hashes.items():
+            for idh in [*idhs, *([idh_in_lane(idhs[0], lane)] if lane else [])]:
+                if idh in off_ms and not await self._died_after(idh, off_ms[idh], asked):
+                    outcomes[i] = "cancelled"
 
     async def _died_after(self, idh: bytes, off_ms: int, partitions: Iterable[int]) -> bool:
         """Return whether a later task with the same id has died: then the id refers to that one."""
@@ -335,18 +418,20 @@ class Finder:
             located = await self.find(reference)
             if located is None:
                 raise Conflict("cannot be moved: no such task")
-            address, entry = located.address, located.entry
+            address, entry, idh = located.address, located.entry, located.idh
             if entry.state != "pending" or entry.body is None:
                 raise Conflict(f"cannot be moved: the task is {entry.state}")
             if not expired and entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
                 raise InvalidInput(f"cannot be moved: the task expires before that time ({entry.body.expires_ms} ms)")
             # Keep an existing original due time: a retry keeps its idempotency key.
             body = msgspec.structs.replace(entry.body, due_ms=None)
-            place, row = intake.encode(body, reference.idh, address.partition, due_ms, now_ms, indexed=True)
-            [expected] = await look_up(self._store, [(address.partition, reference.idh)])
+            place, row = intake.encode(body, idh, address.partition, due_ms, now_ms, indexed=True)
+            if body.id is not None and body.lane is not None and idh != idh_of(body.id):
+                await note_lanes(self._store, [IdInLane(body.id, body.lane, due_ms)], now_ms)
+            [expected] = await look_up(self._store, [(address.partition, idh)])
             result = await replace(
                 self._store,
-                IdRow(reference.idh, place, row, due_ms),
+                IdRow(idh, place, row, due_ms),
                 partition=address.partition,
                 expected=expected,
                 old=address,

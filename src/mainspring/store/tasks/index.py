@@ -8,8 +8,9 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from ...model.errors import Conflict, NotConfirmed, StoreError
+from ...model.ids import idh_of
 from ..durability import SERVER, Durability, executed
-from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..keys import HOUR_MS, Address, PartitionKeys, Slice, address_prefix, partition_of
 from ..redis.sender import Group
 from ..store import Store
 from .put import WAKE_MS, fresh_score
@@ -47,7 +48,13 @@ class IdRow(NamedTuple):
 
 
 IDS_IN_LANES: Final = "ids_in_lanes"
-"""Counter of a partition: puts of tasks that have both an id and a lane."""
+"""Counter of a partition: how often the lane of an id was noted there."""
+
+LANES_KEPT_MS: Final = 7 * 24 * HOUR_MS
+"""How long an id alone leads to a task in a lane, counted from the end of its dedupe window."""
+
+MOST_LANES: Final = 1_000
+"""Lanes of one id that are looked at where none is named: those that are noted longest."""
 
 MOST_AT_ONCE: Final = 2_000
 """Most tasks in one call: Lua cannot unpack many more."""
@@ -120,12 +127,9 @@ async def fields_of(
     store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
 ) -> list[bytes | None]:
     """Return the value of each (partition, idh) in a hash of the partition."""
-    by_partition: dict[int, list[int]] = {}
-    for i, (p, _) in enumerate(wanted):
-        by_partition.setdefault(p, []).append(i)
     groups: list[Group] = []
     asked: list[list[int]] = []
-    for p, members in by_partition.items():
+    for p, members in _by_partition(wanted).items():
         keys = store.keys.partitions[p]
         # A call of many thousands would block the server for all other callers.
         for first in range(0, len(members), MOST_AT_ONCE):
@@ -139,6 +143,74 @@ async def fields_of(
         for i, raw in zip(members, result[0], strict=True):
             found[i] = raw
     return found
+
+
+class IdInLane(NamedTuple):
+    """A task with a caller-given id and a lane."""
+
+    task_id: str
+    lane: str
+    due_ms: int
+
+
+async def note_lanes(store: Store, tasks: Sequence[IdInLane], now_ms: int) -> None:
+    """Note the lanes of ids, before the tasks are put: an id alone must lead to all that are stored."""
+    by_partition: dict[int, list[IdInLane]] = {}
+    for task in tasks:
+        by_partition.setdefault(partition_of(task.task_id, len(store.keys)), []).append(task)
+    kept_ms = store.shared.dedupe_window_ms + LANES_KEPT_MS
+    groups: list[Group] = []
+    for p, members in by_partition.items():
+        keys = store.keys.partitions[p]
+        for first in range(0, len(members), MOST_AT_ONCE):
+            names = [keys.n]
+            args: list[Any] = [now_ms]
+            for task_id, lane, due_ms in members[first : first + MOST_AT_ONCE]:
+                names.append(keys.lanes_of(idh_of(task_id)))
+                args += (max(due_ms, now_ms) + kept_ms, lane)
+            groups.append((keys.slot, [store.scripts.call("note_lanes", names, args)]))
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+
+
+async def forget_lane(store: Store, task_id: str, lane: str) -> None:
+    keys = store.keys.partitions[partition_of(task_id, len(store.keys))]
+    await store.run_one(keys.slot, [("ZREM", keys.lanes_of(idh_of(task_id)), lane)])
+
+
+async def is_noted(store: Store, task_id: str, lane: str) -> bool:
+    keys = store.keys.partitions[partition_of(task_id, len(store.keys))]
+    [until_ms] = await store.run_one(keys.slot, [("ZSCORE", keys.lanes_of(idh_of(task_id)), lane)])
+    return until_ms is not None
+
+
+async def noted_lanes(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[list[str]]:
+    """The lanes that are noted for (partition, idh) of ids."""
+    groups: list[Group] = []
+    asked: list[list[int]] = []
+    for p, members in _by_partition(wanted).items():
+        keys = store.keys.partitions[p]
+        for first in range(0, len(members), MOST_AT_ONCE):
+            some = members[first : first + MOST_AT_ONCE]
+            ranges = [("ZRANGE", keys.lanes_of(wanted[i][1]), 0, MOST_LANES - 1, "REV") for i in some]
+            groups.append((keys.slot, list(ranges)))
+            asked.append(some)
+    found: list[list[str]] = [[] for _ in wanted]
+    for members, result in zip(asked, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        for i, lanes in zip(members, result, strict=True):
+            found[i] = [lane.decode() for lane in lanes]
+    return found
+
+
+def _by_partition(wanted: Sequence[tuple[int, bytes]]) -> dict[int, list[int]]:
+    """The numbers of (partition, idh), by partition."""
+    by_partition: dict[int, list[int]] = {}
+    for i, (p, _) in enumerate(wanted):
+        by_partition.setdefault(p, []).append(i)
+    return by_partition
 
 
 async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, count: int = 256) -> tuple[int, int]:

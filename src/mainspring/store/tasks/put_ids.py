@@ -7,16 +7,28 @@ from itertools import chain
 from typing import Any, Final
 
 from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
+from ...model.ids import idh_of
 from ...model.task import Handle, OnConflict, PutOutcome, TaskInfo
-from ..codec import LANE, decode
+from ..codec import HEADER_BYTES, decode
 from ..durability import SERVER, Durability, executed
-from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..keys import Address, PartitionKeys, Slice, address_prefix, partition_of
 from ..queue_state import find_queued
 from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .encode import Intake, Named
-from .index import IDS_IN_LANES, MOST_AT_ONCE, ConflictBackoff, IdRow, Replaced, replace
+from .find import Finder, Reference
+from .index import (
+    MOST_AT_ONCE,
+    ConflictBackoff,
+    IdInLane,
+    IdRow,
+    Replaced,
+    forget_lane,
+    look_up,
+    note_lanes,
+    replace,
+)
 from .put import CROWDED, WAKE_MS, Widths, fresh_score
 from .query import Found, look_at
 
@@ -97,9 +109,6 @@ def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability
     commands = _many(store, call[0]) if many else [_few(store, call)]
     soon_ms = now_ms + WAKE_MS
     wakes = {share.keys.wake: None for share in call for row in share.rows if row.due_ms < soon_ms}
-    for share in call:
-        if in_lanes := sum(bool(row.row[4] & LANE) for row in share.rows):
-            commands.append(("HINCRBY", share.keys.n, IDS_IN_LANES, in_lanes))
     commands += [("SPUBLISH", wake, "1") for wake in wakes]
     if durability.confirm is not None:
         # If every id was known, nothing was written, and WAIT would confirm nothing at once.
@@ -222,6 +231,7 @@ class NamedPuts:
         After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
         # Tasks with the same id in one call are put one after another, as in separate calls.
+        items = await self._noted(items, now_ms, wait_s)
         first, *later = _rounds(items)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
@@ -237,6 +247,35 @@ class NamedPuts:
             _keep_first(items, handles, first, later)
         if shortfall is not None:
             raise shortfall
+
+    async def _noted(self, items: list[Named], now_ms: int, wait_s: float) -> list[Named]:
+        """Note the lanes of ids; return the items, those that an earlier version stored with their hash of then."""
+        in_lanes = [(i, item.lane) for i, item in enumerate(items) if item.lane is not None]
+        if not in_lanes:
+            return items
+        notes = [IdInLane(items[i].id, lane, items[i].row.due_ms) for i, lane in in_lanes]
+        former = [(items[i].partition, idh_of(items[i].id)) for i, _ in in_lanes]
+        items, window = list(items), RetryWindow(self._store, wait_s)
+        while True:
+            try:
+                _, known = await asyncio.gather(note_lanes(self._store, notes, now_ms), look_up(self._store, former))
+                for (i, lane), address in zip(in_lanes, known, strict=True):
+                    if address is not None and await self._is_former(items[i], lane, address):
+                        items[i] = _as_former(items[i])
+                        await forget_lane(self._store, items[i].id, lane)
+                return items
+            except Unavailable as failure:
+                await window.after(failure)
+
+    async def _is_former(self, item: Named, lane: str, address: Address) -> bool:
+        """Whether what stands under the hash of the id alone is the task of this lane, put by an earlier version."""
+        idh = idh_of(item.id)
+        located = await Finder(self._store).find(Reference(None, idh, item.partition, False, address))
+        if located is None or located.entry.state in ("cancelled", "replaced"):
+            return False
+        if located.entry.body is None:  # over and gone: where a task without a lane cannot be, it had one
+            return item.partition != partition_of(item.id, len(self._store.keys))
+        return located.entry.body.lane == lane
 
     async def _put_new(
         self,
@@ -269,7 +308,7 @@ class NamedPuts:
                     known += [(members[at], address) for at, address in answer.items()]
                     members = [i for at, i in enumerate(members) if at not in answer]
                 for i in members:
-                    id, past, _, row = items[i]
+                    id, past, _, row, _ = items[i]
                     handles[i] = Handle(id, row.due_ms, "created", past, reached.text)
             if failure is not None:
                 await window.after(failure)
@@ -313,7 +352,6 @@ class NamedPuts:
     async def _kept(self, item: Named, at: Address, level: Durability, window: RetryWindow) -> Handle:
         """Return the handle of a task that another caller put meanwhile, whatever state it is in by now."""
         [entry] = await self._look([(at, item.row.idh)], window)
-        _check_lane(item, entry)
         while entry.moved_to is not None:
             at = entry.moved_to
             [entry] = await self._look([(at, item.row.idh)], window)
@@ -382,7 +420,6 @@ class NamedPuts:
         over = entry.state not in ("pending", "fired", "queued")
         if over and at.slice.end_ms + self._store.shared.dedupe_window_ms < now_ms:
             return None  # its mark has expired
-        _check_lane(item, entry)
         due_ms = _due_ms(at, entry)
         if on_conflict == "reject":
             raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
@@ -396,21 +433,10 @@ class NamedPuts:
         return None if on_conflict == "replace" or sooner else handle
 
 
-def _check_lane(item: Named, entry: Found) -> None:
-    """Refuse the id of a task in another lane: lanes of one partition share its index, which keeps an id once."""
-    if entry.body is None or entry.state in ("cancelled", "replaced"):
-        return  # the lane of a task that is over and gone is unknown
-    lane = decode(item.row.row).lane
-    if entry.body.lane != lane:
-        raise _taken(item.id, lane, entry.body.lane)
-
-
-def _taken(task_id: str, lane: str | None, other: str | None) -> Conflict:
-    spoken, there = (f"lane {one!r}" if one is not None else "no lane" for one in (lane, other))
-    return Conflict(
-        f"the id {task_id!r} with {spoken} cannot be stored while a task with it and {there} is known: both belong to"
-        " one partition, which keeps an id once. Choose another id, for example with the lane in it"
-    )
+def _as_former(item: Named) -> Named:
+    """The item with the hash of its id alone."""
+    idh, row = idh_of(item.id), item.row.row
+    return item._replace(row=item.row._replace(idh=idh, row=row[:5] + idh + row[HEADER_BYTES:]))
 
 
 def _is_same(item: Named, at: Address, entry: Found) -> bool:
@@ -455,8 +481,6 @@ def _keep_first(items: list[Named], handles: list[Handle | None], first: list[in
     kept = {(items[i].partition, items[i].row.idh): i for i in first} if later else {}
     for i in chain.from_iterable(later):
         before = kept[items[i].partition, items[i].row.idh]
-        one, lanes = handles[before], [decode(items[at].row.row).lane for at in (i, before)]
-        if lanes[0] != lanes[1]:
-            raise _taken(items[i].id, *lanes)
+        one = handles[before]
         assert one is not None
         handles[i] = Handle(one.id, one.due_ms, "kept", False, one.durability)

@@ -48,7 +48,8 @@ _NAMESPACE_TYPES: Final = {
     "worker_times": b"zset",
 }
 _PASSING: Final = re.compile(
-    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)", re.DOTALL
+    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|lanes:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)",
+    re.DOTALL,
 )
 """Keys that expire by themselves and that nothing else depends on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
