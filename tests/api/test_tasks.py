@@ -491,26 +491,25 @@ async def test_a_task_without_a_lane_is_named_by_an_empty_one(api: Api) -> None:
     assert (await api.delete("/v1/tasks/dup?lane=")).json["outcome"] == "cancelled"
 
 
-async def test_an_id_that_a_neighbouring_lane_has_is_409_for_its_own_put_alone(api: Api) -> None:
+async def test_lanes_of_one_partition_put_the_same_id_side_by_side(api: Api) -> None:
     assert (await put(api, id="dup", lane=LANE_A)).status == 201
     together = await asyncio.gather(
         *(put(api, id=f"other-{n}") for n in range(8)),
-        put(api, id="dup", lane=BESIDE_A),
-        put(api, id="dup", lane=LANE_B),
+        *(put(api, id="dup", lane=lane) for lane in (BESIDE_A, LANE_B)),
     )
-    *others, refused, elsewhere = together
-    assert [(one.status, one.json["outcome"]) for one in [*others, elsewhere]] == [(201, "created")] * 9
-    assert (refused.status, refused.problem) == (409, "conflict")
-    assert LANE_A in refused.json["detail"]
+    assert [(one.status, one.json["outcome"]) for one in together] == [(201, "created")] * 10
+    again = await asyncio.gather(*(put(api, id="dup", lane=lane) for lane in (LANE_A, BESIDE_A, LANE_B)))
+    assert [(one.status, one.json["outcome"]) for one in again] == [(200, "kept")] * 3
+    assert (await api.get("/v1/tasks/dup")).json["lanes"] == sorted([LANE_A, BESIDE_A, LANE_B])
+    assert (await api.get(f"/v1/tasks/dup?lane={BESIDE_A}")).json["lane"] == BESIDE_A
 
 
-async def test_a_line_whose_id_a_neighbouring_lane_has_is_refused_alone(api: Api) -> None:
-    line = {"target": "null:", "at": LATER}
-    wanted = [line, line | {"id": "dup", "lane": LANE_A}, line | {"id": "dup", "lane": BESIDE_A}, line | {"id": "last"}]
+async def test_lines_of_a_batch_have_one_id_in_lanes_of_one_partition(api: Api) -> None:
+    line = {"target": "null:", "at": LATER, "id": "dup"}
+    wanted = [line | {"lane": LANE_A}, line | {"lane": BESIDE_A}, line | {"lane": LANE_B}, line]
     for outcome in ("created", "kept"):
         *told, told_in_short = (await api.batch(wanted)).lines
-        assert [one.get("outcome", "refused") for one in told] == ["created", outcome, "refused", outcome]
-        assert told[2]["error"]["type"].endswith(":conflict")
+        assert [one["outcome"] for one in told] == [outcome] * 4
         assert told_in_short["summary"]["complete"]
     assert (await api.get("/v1/tasks:count")).json["pending"] == 4
 
@@ -525,14 +524,16 @@ async def test_a_bound_key_hears_nothing_of_lanes_of_others(api: Api) -> None:
     assert (await api.get("/v1/tasks/dup")).status == 404
 
 
-async def test_a_bound_key_whose_lane_meets_another_is_not_told_its_name(api: Api) -> None:
+async def test_a_bound_key_has_an_id_in_its_own_lane_whoever_has_it_beside(api: Api) -> None:
     token = await api.key("operator", targets=("null:",))
     [key] = [one for one in await list_keys(api.client.store) if one.targets is not None]
     own = f"{key.id}/mine"
     [theirs] = lanes_in(partition_of(own, 4), 1)
-    assert (await put(api, id="dup", lane=theirs)).status == 201
+    assert (await put(api, id="dup", lane=theirs, target="log:")).status == 201
     api.token = token
-    single = await put(api, id="dup", lane=own)
-    [told, _] = (await api.batch([{"target": "null:", "at": LATER, "id": "dup", "lane": own}])).lines
-    for problem in (single.json, told["error"]):
-        assert (problem["status"], problem["detail"]) == (409, "the id 'dup' is taken")
+    line = {"target": "null:", "at": LATER, "id": "dup", "lane": own}
+    assert (await put(api, id="dup", lane=own)).json["outcome"] == "created"
+    [told, _] = (await api.batch([line])).lines
+    assert told["outcome"] == "kept"
+    assert (await api.get("/v1/tasks/dup")).json["lane"] == own
+    assert (await api.get(f"/v1/tasks/dup?lane={theirs}")).status == 404

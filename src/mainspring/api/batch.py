@@ -33,7 +33,7 @@ from .asgi import (
 )
 from .auth import check_lane, client_of
 from .routes import Call, Route
-from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, taken, task_of, weight_of
+from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
@@ -611,7 +611,7 @@ class _Batch:
         try:
             return await self._put_many(tasks)
         except (InvalidInput, Conflict) as error:
-            # One line is invalid in a way not detected before, or its id is taken in another lane.
+            # One line is invalid in a way not detected before, or others keep changing the task with its id.
             stored = error.handles or [None] * len(tasks)
             return [one or await self._put_one(task) for one, task in zip(stored, tasks, strict=True)]
         except MainspringError as error:
@@ -633,9 +633,7 @@ class _Batch:
             return self._failure
         try:
             [handle] = await self._put_many([task])
-        except Conflict as error:
-            return error if self._call.may_reach_all else taken(task)
-        except InvalidInput as error:
+        except (InvalidInput, Conflict) as error:
             return error
         except MainspringError as error:
             self._failure = error

@@ -348,7 +348,7 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     try:
         handle = await put_counted(call, task, put)
     except Conflict:
-        raise taken(task) from None
+        raise Conflict(f"the id {task.id!r} is taken") from None
     except NotConfirmed as error:
         if kept_in(error) is not None:
             await call.check_not_others(task.id, task.lane)
@@ -356,11 +356,6 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     if handle.outcome == "kept":
         await call.check_not_others(task.id, task.lane)
     return handle
-
-
-def taken(task: Task) -> Conflict:
-    """Refuse a bound key a known id without details: the reason may name a lane that the key may not know."""
-    return Conflict(f"the id {task.id!r} is taken")
 
 
 # -- read ------------------------------------------------------------------------------------------------------

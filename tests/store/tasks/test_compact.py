@@ -9,7 +9,7 @@ from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Outcome, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.ids import idh_of
+from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.task import Task
 from mainspring.store.keys import SECOND_MS, Slice, partition_of
 from mainspring.store.store import Store
@@ -167,12 +167,14 @@ async def test_a_lane_that_waits_for_a_cancelled_retry_goes_on(ticker: Ticker) -
     await ticker.client.put("http://x", "head", id="head", lane=lane, after="0s")
     await ticker.client.put("log:", "next", id="next", lane=lane, after="1s")
     await ticker.turn()
-    [retry] = await look_up(ticker.store, [(PARTITION, idh_of("head"))])
+    head = idh_in_lane(idh_of("head"), lane)
+    [retry] = await look_up(ticker.store, [(PARTITION, head)])
     assert retry is not None
     names = ids_of(ticker.store, 64)
     await put_all(ticker.client, names, retry.slice)
     finder = Finder(ticker.store)
-    references = [Reference(name, idh_of(name), PARTITION, False, None) for name in ["head", *names]]
+    hashes = [("head", head), *((name, idh_of(name)) for name in names)]
+    references = [Reference(name, idh, PARTITION, False, None) for name, idh in hashes]
     assert set(await finder.cancel(references)) == {"cancelled"}
     assert [one.value() for one in await ticker.advance(seconds=10)] == ["next"]
 
