@@ -1,5 +1,6 @@
 """One id in several lanes is several tasks: none of them is taken for another."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.client.sync import SyncClient
 from mainspring.model.delivery import Body, Dead
-from mainspring.model.errors import Ambiguous, Conflict
+from mainspring.model.errors import Ambiguous, Conflict, Unavailable
 from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.job import Result
 from mainspring.model.task import PutSummary, Task
@@ -18,6 +19,7 @@ from mainspring.store.records import KeptResult, keep_results, read_result
 from mainspring.store.tasks.find import resolve
 from mainspring.store.tasks.index import LANES_KEPT_MS, IdRow, replace
 from mainspring.testing.balance import balance
+from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 
@@ -194,6 +196,22 @@ async def test_a_lane_is_forgotten_some_time_after_its_task_was_due(ticker: Tick
     await client.put("log:", after="1h", id="dup", lane=Z)
     [lanes] = await store.run_one(keys.slot, [("ZRANGE", key, 0, -1)])
     assert set(lanes) == {X.encode(), Z.encode()}
+
+
+@pytest.mark.parametrize("script", ["note_lanes", "put_ids"])
+@pytest.mark.parametrize("fault", ["lose reply", "never sent"])
+async def test_a_lane_is_noted_before_its_task_is_stored(client: Client, script: str, fault: Fault) -> None:
+    await client.put("log:", after="1h", id="dup", lane=X)
+    with bad_road(client.store) as road:
+        road.next(fault, only=calls(script))
+        assert (await client.put("log:", after="1h", id="dup", lane=Y)).outcome == "created"
+        road.next(fault, fault, fault, only=calls(script))
+        with suppress(Unavailable):
+            await client.put("log:", after="1h", id="dup", lane=BESIDE_X)
+    stored = {one.lane for one in (await client.list()).tasks}
+    with pytest.raises(Ambiguous) as refused:
+        await client.get("dup")
+    assert set(refused.value.lanes) == stored >= {X, Y}
 
 
 async def test_results_and_dead_letters_belong_to_their_lanes(client: Client, ticker: Ticker) -> None:

@@ -37,8 +37,8 @@ DATA: Final = (
     # lists
     "lindex", "llen", "lpos", "lpush", "lrange", "lset", "ltrim", "rpush",
     # sets and sorted sets
-    "sadd", "smembers", "srem", "sscan", "zadd", "zcard", "zcount", "zmscore", "zrange", "zrank", "zrem",
-    "zremrangebyscore", "zscan", "zscore",
+    "sadd", "smembers", "srem", "sscan", "zadd", "zcard", "zcount", "zmscore", "zrange", "zrank", "zrem", "zscan",
+    "zscore",
     # streams
     "xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|groups", "xlen", "xpending", "xrange",
     "xreadgroup", "xrevrange",

@@ -96,16 +96,16 @@ class Reference(NamedTuple):
         lane, is another."""
         return bool(self.lane and self.noted)
 
-    def spots_of_records(self, partitions: int) -> list[Spot]:
-        """The same for what does not say its lane: results, and ids that were cancelled."""
-        return [spot for spot in self.spots(partitions) if spot.lane is not None or not self.has_own_hash]
-
     def spots(self, partitions: int) -> list[Spot]:
         """Where all that may be meant can be, the likeliest first."""
         every = [self.home, *(p for p in range(partitions) if self.elsewhere and p != self.home)]
         lanes = self.noted if self.lane is None else (self.lane,) if self.lane and self.task_id is not None else ()
         in_lanes = [Spot(partition_of(lane, partitions), idh_in_lane(self.idh, lane), lane) for lane in lanes]
         return [*in_lanes, *(Spot(p, self.idh) for p in every)]
+
+    def spots_of_records(self, partitions: int) -> list[Spot]:
+        """The same for what does not say its lane: results, and ids that were cancelled."""
+        return [spot for spot in self.spots(partitions) if spot.lane is not None or not self.has_own_hash]
 
     def as_generated(self) -> "Reference | None":
         """Return the same text read as a generated id without its mark; None if it cannot be one."""
@@ -119,8 +119,9 @@ async def resolve(store: Store, id: str, lane: str | None) -> Reference:
     if reference.task_id is not None and reference.lane is None:
         [lanes] = await noted_lanes(store, [(reference.home, reference.idh)])
         reference = reference._replace(noted=tuple(lanes))
-    elif reference.lane and await is_noted(store, id, reference.lane):
-        reference = reference._replace(noted=(reference.lane,))
+    elif reference.task_id is not None and reference.lane:
+        noted = await is_noted(store, reference.task_id, reference.lane)
+        reference = reference._replace(noted=(reference.lane,) if noted else ())
     generated = reference.as_generated()
     if generated is None or reference.noted:
         return reference
