@@ -214,6 +214,21 @@ async def test_a_lane_is_noted_before_its_task_is_stored(client: Client, script:
     assert set(refused.value.lanes) == stored >= {X, Y}
 
 
+async def test_a_task_whose_lane_cannot_be_noted_fails_alone(client: Client) -> None:
+    wanted = [Task("log:", after="1h", id=id, lane=lane) for id, lane in (("free", None), ("dup", X), (None, X))]
+    with bad_road(client.store) as road:
+        road.next("never sent", "never sent", only=calls("note_lanes"))
+        with pytest.raises(Unavailable) as refused:
+            await client.put_many(wanted)
+    assert refused.value.stored == 2
+    assert (await client.get("free")).state == "pending"
+    assert (await client.get("dup")).state == "unknown"
+    assert await client.cancel_many(["dup", "never put"]) == ["unknown", "unknown"]
+    summary = await client.put_many(wanted[:2], handles=True)
+    assert summary.handles is not None
+    assert [handle.outcome for handle in summary.handles] == ["kept", "created"]
+
+
 async def test_results_and_dead_letters_belong_to_their_lanes(client: Client, ticker: Ticker) -> None:
     ticker.answer("log", lambda one: Dead("no") if one.lane in (X, None) else None)
     for lane in (X, BESIDE_X, AT_HOME, None):

@@ -428,7 +428,9 @@ class Finder:
             body = msgspec.structs.replace(entry.body, due_ms=None)
             place, row = intake.encode(body, idh, address.partition, due_ms, now_ms, indexed=True)
             if body.id is not None and body.lane is not None and idh != idh_of(body.id):
-                await note_lanes(self._store, [IdInLane(body.id, body.lane, due_ms)], now_ms)
+                [failure] = await note_lanes(self._store, [IdInLane(body.id, body.lane, due_ms)], now_ms)
+                if failure is not None:
+                    raise failure
             [expected] = await look_up(self._store, [(address.partition, idh)])
             result = await replace(
                 self._store,

@@ -127,6 +127,18 @@ async def fields_of(
     store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
 ) -> list[bytes | None]:
     """Return the value of each (partition, idh) in a hash of the partition."""
+    found: list[bytes | None] = []
+    for one in await fields_or_failures(store, hash_of, wanted):
+        if isinstance(one, StoreError):
+            raise one
+        found.append(one)
+    return found
+
+
+async def fields_or_failures(
+    store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
+) -> list[bytes | StoreError | None]:
+    """The same; what could not be read is answered by the failure."""
     groups: list[Group] = []
     asked: list[list[int]] = []
     for p, members in _by_partition(wanted).items():
@@ -136,11 +148,10 @@ async def fields_of(
             some = members[first : first + MOST_AT_ONCE]
             groups.append((keys.slot, [("HMGET", hash_of(keys), *[wanted[i][1] for i in some])]))
             asked.append(some)
-    found: list[bytes | None] = [None] * len(wanted)
+    found: list[bytes | StoreError | None] = [None] * len(wanted)
     for members, result in zip(asked, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
-        for i, raw in zip(members, result[0], strict=True):
+        values = [result] * len(members) if isinstance(result, StoreError) else result[0]
+        for i, raw in zip(members, values, strict=True):
             found[i] = raw
     return found
 
@@ -153,25 +164,32 @@ class IdInLane(NamedTuple):
     due_ms: int
 
 
-async def note_lanes(store: Store, tasks: Sequence[IdInLane], now_ms: int) -> None:
-    """Note the lanes of ids, before the tasks are put: an id alone must lead to all that are stored."""
-    by_partition: dict[int, list[IdInLane]] = {}
-    for task in tasks:
-        by_partition.setdefault(partition_of(task.task_id, len(store.keys)), []).append(task)
+async def note_lanes(store: Store, tasks: Sequence[IdInLane], now_ms: int) -> list[StoreError | None]:
+    """Note the lanes of ids, before the tasks are put: an id alone must lead to all that are stored. A task whose lane
+    could not be noted is answered by the failure."""
+    by_partition: dict[int, list[int]] = {}
+    for i, task in enumerate(tasks):
+        by_partition.setdefault(partition_of(task.task_id, len(store.keys)), []).append(i)
     kept_ms = store.shared.dedupe_window_ms + LANES_KEPT_MS
     groups: list[Group] = []
+    sent: list[list[int]] = []
     for p, members in by_partition.items():
         keys = store.keys.partitions[p]
         for first in range(0, len(members), MOST_AT_ONCE):
             names = [keys.n]
             args: list[Any] = [now_ms]
-            for task_id, lane, due_ms in members[first : first + MOST_AT_ONCE]:
+            some = members[first : first + MOST_AT_ONCE]
+            for task_id, lane, due_ms in [tasks[i] for i in some]:
                 names.append(keys.lanes_of(idh_of(task_id)))
                 args += (max(due_ms, now_ms) + kept_ms, lane)
             groups.append((keys.slot, [store.scripts.call("note_lanes", names, args)]))
-    for result in await store.run(groups):
+            sent.append(some)
+    failures: list[StoreError | None] = [None] * len(tasks)
+    for some, result in zip(sent, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
-            raise result
+            for i in some:
+                failures[i] = result
+    return failures
 
 
 async def forget_lane(store: Store, task_id: str, lane: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
@@ -24,8 +25,8 @@ from .index import (
     IdInLane,
     IdRow,
     Replaced,
+    fields_or_failures,
     forget_lane,
-    look_up,
     note_lanes,
     replace,
 )
@@ -230,9 +231,15 @@ class NamedPuts:
 
         After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
+<<<<<<< HEAD
         # Tasks with the same id in one call are put one after another, as in separate calls.
         items = await self._noted(items, now_ms, wait_s)
         first, *later = _rounds(items)
+=======
+        # Tasks with the same id in one call are put one after another, as in separate calls.
+        items, failures = await self._noted(items, now_ms, wait_s)
+        first, *later = _rounds(items, [i for i in range(len(items)) if i not in failures])
+>>>>>>> 0c295dc (Let a lane that cannot be noted fail its own task alone)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
             window = RetryWindow(self._store, wait_s)
@@ -245,27 +252,47 @@ class NamedPuts:
             shortfall = window.shortfall
         if on_conflict == "keep":
             _keep_first(items, handles, first, later)
+        if failures:
+            raise next(iter(failures.values()))
         if shortfall is not None:
             raise shortfall
 
-    async def _noted(self, items: list[Named], now_ms: int, wait_s: float) -> list[Named]:
-        """Note the lanes of ids; return the items, those that an earlier version stored with their hash of then."""
-        in_lanes = [(i, item.lane) for i, item in enumerate(items) if item.lane is not None]
-        if not in_lanes:
-            return items
-        notes = [IdInLane(items[i].id, lane, items[i].row.due_ms) for i, lane in in_lanes]
-        former = [(items[i].partition, idh_of(items[i].id)) for i, _ in in_lanes]
+    async def _noted(self, items: list[Named], now_ms: int, wait_s: float) -> tuple[list[Named], dict[int, StoreError]]:
+        """Note the lanes of ids; return the items, those that an earlier version stored with their hash of then, and
+        by number the failures of those whose lane could not be noted: these must not be put."""
+        todo = [i for i, item in enumerate(items) if item.lane is not None]
+        if not todo:
+            return items, {}
         items, window = list(items), RetryWindow(self._store, wait_s)
-        while True:
+        while failures := await self._note(items, todo, now_ms):
+            todo = list(failures)
             try:
-                _, known = await asyncio.gather(note_lanes(self._store, notes, now_ms), look_up(self._store, former))
-                for (i, lane), address in zip(in_lanes, known, strict=True):
-                    if address is not None and await self._is_former(items[i], lane, address):
-                        items[i] = _as_former(items[i])
-                        await forget_lane(self._store, items[i].id, lane)
-                return items
-            except Unavailable as failure:
-                await window.after(failure)
+                await window.after(next(iter(failures.values())))
+            except StoreError:
+                return items, failures
+        return items, {}
+
+    async def _note(self, items: list[Named], todo: list[int], now_ms: int) -> dict[int, StoreError]:
+        some = [(i, items[i], items[i].lane or "") for i in todo]
+        notes = [IdInLane(item.id, lane, item.row.due_ms) for _, item, lane in some]
+        former = [(item.partition, idh_of(item.id)) for _, item, _ in some]
+        noted, known = await asyncio.gather(
+            note_lanes(self._store, notes, now_ms), fields_or_failures(self._store, attrgetter("ids"), former)
+        )
+        failures: dict[int, StoreError] = {}
+        for (i, item, lane), failure, raw in zip(some, noted, known, strict=True):
+            if failure is not None:
+                failures[i] = failure
+            elif isinstance(raw, StoreError):
+                failures[i] = raw
+            elif raw is not None:
+                try:
+                    if await self._is_former(item, lane, Address.unpack(item.partition, raw)):
+                        items[i] = _as_former(item)
+                        await forget_lane(self._store, item.id, lane)
+                except StoreError as error:
+                    failures[i] = error
+        return failures
 
     async def _is_former(self, item: Named, lane: str, address: Address) -> bool:
         """Whether what stands under the hash of the id alone is the task of this lane, put by an earlier version."""
@@ -462,13 +489,21 @@ def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
     return TaskInfo(task_id, entry.state, _due_ms(at, entry), target, lane=lane)
 
 
+<<<<<<< HEAD
 def _rounds(items: list[Named]) -> list[list[int]]:
     """Return rounds of item numbers: the first of each id, then the second of each, and so on."""
     if len({item.row.idh for item in items}) == len(items):
         return [list(range(len(items)))]
+=======
+def _rounds(items: list[Named], numbers: list[int]) -> list[list[int]]:
+    """Return rounds of item numbers: the first of each id, then the second of each, and so on."""
+    if len({items[i].row.idh for i in numbers}) == len(numbers):
+        return [numbers]
+>>>>>>> 0c295dc (Let a lane that cannot be noted fail its own task alone)
     rounds: list[list[int]] = []
     seen: dict[tuple[int, bytes], int] = {}
-    for i, item in enumerate(items):
+    for i in numbers:
+        item = items[i]
         number = seen[item.partition, item.row.idh] = seen.get((item.partition, item.row.idh), -1) + 1
         if number == len(rounds):
             rounds.append([])
