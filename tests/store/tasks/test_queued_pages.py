@@ -44,7 +44,7 @@ async def test_what_waits_and_what_runs_is_listed_each_once(tickers: Tickers, st
     mail = await everything(client, "queued", target="queue:mail/*")
     assert {one.target for one in mail} <= {"queue:mail/send"}
     assert len(mail) == 20 - len(jobs)
-    early = await everything(client, "queued", before=now_ms + 10, target="queue:reports/send")
+    early = await everything(client, "queued", due_before=now_ms + 10, target="queue:reports/send")
     assert sorted(one.payload for one in early) == [0, 2, 4, 6, 8]
 
 

@@ -231,15 +231,9 @@ class NamedPuts:
 
         After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
-<<<<<<< HEAD
-        # Tasks with the same id in one call are put one after another, as in separate calls.
-        items = await self._noted(items, now_ms, wait_s)
-        first, *later = _rounds(items)
-=======
         # Tasks with the same id in one call are put one after another, as in separate calls.
         items, failures = await self._noted(items, now_ms, wait_s)
         first, *later = _rounds(items, [i for i in range(len(items)) if i not in failures])
->>>>>>> 0c295dc (Let a lane that cannot be noted fail its own task alone)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
             window = RetryWindow(self._store, wait_s)
@@ -489,17 +483,10 @@ def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
     return TaskInfo(task_id, entry.state, _due_ms(at, entry), target, lane=lane)
 
 
-<<<<<<< HEAD
-def _rounds(items: list[Named]) -> list[list[int]]:
-    """Return rounds of item numbers: the first of each id, then the second of each, and so on."""
-    if len({item.row.idh for item in items}) == len(items):
-        return [list(range(len(items)))]
-=======
 def _rounds(items: list[Named], numbers: list[int]) -> list[list[int]]:
     """Return rounds of item numbers: the first of each id, then the second of each, and so on."""
     if len({items[i].row.idh for i in numbers}) == len(numbers):
         return [numbers]
->>>>>>> 0c295dc (Let a lane that cannot be noted fail its own task alone)
     rounds: list[list[int]] = []
     seen: dict[tuple[int, bytes], int] = {}
     for i in numbers:

@@ -31,7 +31,7 @@ local address = ARGV[6] .. struct.pack('>I3I4', incarnation, index)
 redis.call('HSET', ids, idh, address)
 redis.call('HINCRBY', n, 'accepted', 1)
 if mode == 'move' then
-  bury(KEYS[5], old, old_index, first, 24, address)  -- TOMB and FORWARD
+  bury(KEYS[5], old, old_index, first, 24, address)  -- TOMBSTONE and FORWARD
   redis.call('SETBIT', KEYS[7], first, 1)
   redis.call('HINCRBY', n, 'replaced', 1)
 end
