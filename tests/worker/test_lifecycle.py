@@ -62,8 +62,7 @@ async def test_queues_are_served_by_weight_at_every_concurrency(fleet: Fleet, na
         await place.worker(*works, queues="high:3,low:1", concurrency=concurrency)
         async with asyncio.timeout(60):
             await enough.wait()
-    # Jobs that are taken together begin in any order, so only whole rounds tell the weights.
-    runs = Counter(order[: 400 // concurrency * concurrency])
+    runs = Counter(order[:400])
     assert runs["high"] / runs["low"] == pytest.approx(3, rel=0.15), runs
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +16,7 @@ from ..model.clock import steady_s
 from ..model.delivery import ErrorHandler
 from ..model.errors import InvalidInput, StoreError
 from ..model.flow import Limit
+from ..model.job import Job
 from ..model.lane import LanePolicies, LanePolicy, Pauses
 from ..model.retry import Policies, RetryPolicy
 from ..model.workers import MOST_TARGETS, WorkerInfo
@@ -171,6 +173,20 @@ class PartitionHints:
                     self._hinted[queue].discard(partition)
 
 
+def interleaved(jobs: Sequence[Job]) -> Sequence[Job]:
+    """Mix the queues of jobs that were taken together, each in its order: no queue must begin before all others."""
+    counts = Counter(job.queue for job in jobs)
+    if len(counts) < 2:
+        return jobs
+    seen: Counter[str] = Counter()
+
+    def place(job: Job) -> float:
+        seen[job.queue] += 1
+        return (seen[job.queue] - 0.5) / counts[job.queue]
+
+    return sorted(jobs, key=place)
+
+
 POLL_S: Final = 1.0
 """Seconds between polls of all partitions: a message may be lost."""
 
@@ -263,7 +279,7 @@ class Taker:
     async def _take(self, asks: job_queue.Asks, shares: Mapping[str, int]) -> None:
         asked = steady_s()
         jobs = await job_queue.take(self._store, self._worker, asks, self._died)
-        self._executor.add(jobs, asked)
+        self._executor.add(interleaved(jobs), asked)
         self._took = self._took or bool(jobs)
         self.hints.came(asks, ((job.partition, job.queue) for job in jobs))
         got = dict.fromkeys(shares, 0)
