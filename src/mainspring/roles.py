@@ -27,7 +27,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        step: Callable[[], Awaitable[float]],
+        step: Callable[[], Awaitable[float]] | None = None,
         *,
         min_backoff_s: float = 0.05,
         max_backoff_s: float = 2.0,
@@ -45,8 +45,11 @@ class Loop:
     def wake(self) -> None:
         self._wake.set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"mainspring-{self._name}")
+    def start(self, step: Callable[[], Awaitable[float]] | None = None) -> None:
+        """Run the step that was given when the loop was made, or this one."""
+        self._step = step or self._step
+        assert self._step is not None, "a loop needs a step"
+        self._task = asyncio.create_task(self._run(self._step), name=f"mainspring-{self._name}")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -69,11 +72,11 @@ class Loop:
             return None
         return self._task.exception()
 
-    async def _run(self) -> None:
+    async def _run(self, step: Callable[[], Awaitable[float]]) -> None:
         while not self._last:
             self._wake.clear()
             try:
-                wait_s = await self._step()
+                wait_s = await step()
                 if self.failures:
                     loop_log.info("%s: recovered after %d failed attempts", self._name, self.failures)
                 self.failures = 0

@@ -98,7 +98,7 @@ async def abandon(node: Node) -> None:
     assert node.engine is not None
     assert node.seat is not None
     await node.seat.loop.stop()
-    for loop in node.engine._loops:
+    for loop in node.engine.loops:
         await loop.stop()
     node.engine.owned.clear()
     node.seat.joined = False

@@ -480,7 +480,7 @@ async def test_a_node_that_stops_has_written_what_it_disabled(fleet: Fleet, stor
     with receiving(lambda _: Answer(410)) as receiver:
         engine = Engine(store, gone_target(sink, receiver.url), EngineOptions(node="stopping"))
         await engine.start()
-        await engine._pause.stop()
+        await engine.loops.pause.stop()
         engine.pauses.disable("target:shop", "HTTP 410 Gone")  # the answer to one of the last requests
         await engine.stop()
     assert [one.who for one in await read_pauses(store)] == ["stopping"]

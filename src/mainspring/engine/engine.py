@@ -11,7 +11,7 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import StoreError
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.retry import Policies, RetryPolicy
-from ..roles import Failures, Loop
+from ..roles import Failures
 from ..sinks.base import Sink
 from ..store.access import AUDIT_KEPT
 from ..store.redis.servers import Subscription
@@ -24,6 +24,7 @@ from .hand_off import HandOffs
 from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
+from .loops import Loops
 from .outcomes import Commits, Outcomes
 from .partition import Partition
 from .planner import Planner
@@ -76,6 +77,7 @@ class Engine:
         self.options = options = options or EngineOptions()
         # Half a lease: a hanging server must not cost the partitions on other servers.
         self.store = store = store.urgent(timeout_s=max(1.0, options.lease_s / 2))
+        self.loops = Loops(options.lease_s)
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _without_cluster
         """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
@@ -148,15 +150,6 @@ class Engine:
             self.owned,
             letter_limits=options.dead_letters,
         )
-        # Retry soon after a failure: it may be one server of many, and the others have work.
-        self._keep = Loop("keeper", self.keeper.step, max_backoff_s=min(2.0, options.lease_s / 4))
-        self._read = Loop("lookahead", self.lookahead.step, max_backoff_s=0.25)
-        self._fire = Loop("dispatcher", self.dispatcher.step, max_backoff_s=0.05)
-        self._plan = Loop("planner", self.planner.step, max_backoff_s=0.5)
-        self._sweep = Loop("sweeper", self.sweeper.step)
-        self._permit = Loop("permits", self.permits.step, max_backoff_s=0.5)
-        self._pause = Loop("pauses", self.pauses.step, max_backoff_s=0.5)
-        self._loops = (self._keep, self._read, self._fire, self._plan, self._sweep, self._pause, self._permit)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
@@ -171,20 +164,25 @@ class Engine:
             on_message=lambda channel, _: self._woken(channels[channel]),
             on_connect=self._reconnected,
         )
-        for loop in self._loops:
-            loop.start()
+        self.loops.keep.start(self.keeper.step)
+        self.loops.read.start(self.lookahead.step)
+        self.loops.fire.start(self.dispatcher.step)
+        self.loops.plan.start(self.planner.step)
+        self.loops.sweep.start(self.sweeper.step)
+        self.loops.pause.start(self.pauses.step)
+        self.loops.permit.start(self.permits.step)
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
-        await self._read.stop()
-        await self._fire.stop()
-        await self._plan.stop()
-        await self._sweep.stop()
-        await self._pause.stop()
-        await self._permit.stop()
+        await self.loops.read.stop()
+        await self.loops.fire.stop()
+        await self.loops.plan.stop()
+        await self.loops.sweep.stop()
+        await self.loops.pause.stop()
+        await self.loops.permit.stop()
         clean = True
         self.keeper.close()
-        self._keep.wake()
+        self.loops.keep.wake()
         try:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
                 await self._drain()
@@ -195,7 +193,7 @@ class Engine:
             why = error if isinstance(error, StoreError) else "shutdown_timeout is over"
             log.warning("stopping with %d tasks in flight (%s); they go out again", self.deliveries.in_flight, why)
             self.deliveries.cancel()
-        await self._keep.stop()
+        await self.loops.keep.stop()
         try:
             await self.keeper.release()
         except StoreError as error:
@@ -217,56 +215,56 @@ class Engine:
 
     @property
     def crashed(self) -> BaseException | None:
-        return next((error for loop in self._loops if (error := loop.crashed) is not None), None)
+        return next((error for loop in self.loops if (error := loop.crashed) is not None), None)
 
     @property
     def healthy(self) -> bool:
-        return self.crashed is None and not any(loop.failures for loop in self._loops)
+        return self.crashed is None and not any(loop.failures for loop in self.loops)
 
     def _woken(self, partition: int) -> None:
         self.lookahead.woken(partition)
-        self._read.wake()
+        self.loops.read.wake()
         self._acks_may_be_there([partition])
 
     def _reconnected(self) -> None:
         self.lookahead.reconnected()
-        self._read.wake()
+        self.loops.read.wake()
         self._acks_may_be_there(list(self.owned))
 
     def _acks_may_be_there(self, partitions: list[int]) -> None:
         if self.hand_offs.run_ends.woken(partitions):
-            self._fire.wake()
+            self.loops.fire.wake()
 
     def _something_to_fire(self) -> None:
-        self._fire.wake()
+        self.loops.fire.wake()
 
     def _rows_came(self) -> None:
-        self._fire.wake()
+        self.loops.fire.wake()
         if any(one.chains.asks for one in self.owned.values()):
-            self._plan.wake()
+            self.loops.plan.wake()
 
     def _something_to_plan(self) -> None:
-        self._plan.wake()
+        self.loops.plan.wake()
 
     def _something_to_read(self) -> None:
-        self._read.wake()
+        self.loops.read.wake()
 
     def _room_made(self) -> None:
         if self.lookahead.waits_for_room:
-            self._read.wake()
+            self.loops.read.wake()
 
     def _holds_changed(self) -> None:
         """React to a change of holds: held tasks may leave now, or others must wait."""
-        self._read.wake()
-        self._fire.wake()
+        self.loops.read.wake()
+        self.loops.fire.wake()
 
     def _something_is_disabled(self) -> None:
-        self._pause.wake()
+        self.loops.pause.wake()
 
     def _ownership_changed(self) -> None:
-        self._read.wake()
-        self._fire.wake()
-        self._keep.wake()
+        self.loops.read.wake()
+        self.loops.fire.wake()
+        self.loops.keep.wake()
         self.ownership_changed()
 
     # -- in a cluster ------------------------------------------------------------------------------------
@@ -275,13 +273,13 @@ class Engine:
         """Follow the plan: the partitions this node should own, and those of its own that other nodes wait for."""
         self.keeper.follow(wanted, asked)
         if asked & self.owned.keys() or wanted - self.owned.keys():
-            self._keep.wake()
+            self.loops.keep.wake()
 
     def called(self) -> None:
         """React to a change on another node: a partition waited for may be free, or a pause was set."""
-        self._pause.wake()
+        self.loops.pause.wake()
         if self.keeper.waiting:
-            self._keep.wake()
+            self.loops.keep.wake()
 
     # -- what flow control asks --------------------------------------------------------------------------
 
@@ -291,14 +289,14 @@ class Engine:
         return self.options.concurrency if by_size is None else min(self.options.concurrency, by_size)
 
     def permits_wanted(self) -> None:
-        self._permit.wake()
+        self.loops.permit.wake()
 
     def flow(self) -> None:
         """Wake the roles: held tasks may leave."""
         for partition in self.owned.values():
             partition.survey()
-        self._read.wake()
-        self._fire.wake()
+        self.loops.read.wake()
+        self.loops.fire.wake()
 
     @property
     def lag_ms(self) -> int:
