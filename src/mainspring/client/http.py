@@ -568,6 +568,7 @@ def _ms_or_none(text: str | None) -> int | None:
 _TASKS: Final = "/v1/tasks"
 _LANES: Final = "/v1/lanes"
 _PAUSES: Final = "/v1/pauses"
+_BEATS: Final = "/v1/beats"
 _REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
 
 
@@ -603,6 +604,18 @@ class RemoteClient:
             on_conflict=on_conflict, durability=durability,
         )  # fmt: skip
         return msgspec.convert(answer, Handle)
+
+    async def beat(
+        self,
+        name: str,
+        *,
+        every: str | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
+        grace: str | None = None,
+    ) -> Handle:
+        answer = self.api.post(_BEATS, name, every=every, cron=cron, timezone=timezone, grace=grace)
+        return Handle(answer["id"], answer["due_ms"], answer["outcome"], False)
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         try:

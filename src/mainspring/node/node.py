@@ -22,6 +22,7 @@ from ..engine.flow import FlowOptions
 from ..engine.lookahead import Reach
 from ..model.audit import Change, View, changes, of_schedule
 from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
+from ..model.notice import BEAT, NOTIFY
 from ..model.schedule.definition import Definition
 from ..model.schedule.view import ScheduleView
 from ..model.shared_settings import DEFAULTS, SharedSettings
@@ -31,8 +32,10 @@ from ..sinks.http import HttpOptions, HttpSink
 from ..sinks.kafka import kafka_sink
 from ..sinks.kafka_options import KafkaOptions
 from ..sinks.log import LogSink, NullSink
+from ..sinks.notify import BeatSink, NoticeSink, NotifySink
 from ..store import access
 from ..store.members import About
+from ..store.notices import Notices
 from ..store.redis.servers import LinkOptions, Servers
 from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
@@ -68,6 +71,8 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
     sinks["kafka"] = kafka_sink(kafka_options(config))
+    channels = config.notify.of(config.namespace)
+    sinks |= {NOTIFY: NotifySink(config.notify, http, config.namespace), BEAT: BeatSink(channels, config.beats)}
     return sinks | {"target": NamedSink(config.targets, sinks)}
 
 
@@ -353,8 +358,11 @@ class Node:
         self.engine = engine = Engine(store, self._sinks, options)
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
         await seat.start()
+        notices = Notices(store)
         for sink in self._sinks.values():
             prepare(sink)
+            if isinstance(sink, NoticeSink):
+                sink.store = notices
         engine.ownership_changed = seat.loop.wake
         await engine.start()
 
