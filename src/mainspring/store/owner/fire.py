@@ -11,6 +11,7 @@ import msgspec
 
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
+from ...model.run import Run
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..redis.connection import RedisCommand
 from ..redis.sender import Group
@@ -290,6 +291,8 @@ class Commit(NamedTuple):
     moves: Sequence[Moves] = ()
     records: Sequence[tuple[str, bytes]] = ()
     """(name of a hold slice, record of its hold); an empty record forgets it."""
+    runs: Sequence[Run] = ()
+    """What the history keeps of these attempts, written in the same step."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
