@@ -7,16 +7,22 @@
 A node and a worker share `judge`, so that a policy means the same wherever a task runs.
 """
 
-from typing import Final, Literal, NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
-from .ids import schedule_of
+from .errors import InvalidInput
+from .ids import bare_idh, idh_of, schedule_of
 from .job import Output
 from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
+from .targets.names import shown_target
+from .task import pattern_fits
 
 UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
@@ -169,3 +175,231 @@ def code_of(said: Outcome) -> int | str | None:
         return said.response.status
     error: BaseException | None = said.error if isinstance(said, Retry | Dead) else None
     return None if error is None else type(error).__name__
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------
+
+HistoryRule = Literal["all", "failures", "off"]
+"""Runs that are kept: all, those that failed, or none."""
+
+_KEPT_WHOLE: Final = frozenset({"http", "https", "queue", "command"})
+"""Schemes whose runs are all kept unless a rule says otherwise: webhooks, handlers, commands."""
+_RULE_KEY: Final = re.compile(r"(?:schedule|queue|target):.+|(?!schedule:|target:)[a-z][a-z0-9+.-]*:", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRules:
+    """Which runs are kept. The nearest rule counts: that of the schedule, the queue, the named target, the scheme.
+
+    Without a rule, all runs of schedules, handlers, commands and webhooks are kept, and the failures of other tasks.
+    """
+
+    rules: Mapping[str, HistoryRule] = field(default_factory=dict)
+    """By `schedule:<name>`, `queue:<name>`, `target:<name>`, or by the scheme of targets, `kafka:`."""
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    """Scheme of the address of each named target; workers do not need them."""
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.rules.items()))
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={rule}" for key, rule in self.rules.items())
+
+    @classmethod
+    def read(cls, value: object) -> "HistoryRules":
+        """Read a table, or a text such as `schedule:nightly=off,kafka:=all`."""
+        if isinstance(value, str):
+            value = dict(_read_pair(pair) for pair in value.split(",") if pair.strip())
+        if not isinstance(value, Mapping):
+            raise InvalidInput('expected a table such as { "queue:mail" = "failures" }')
+        for key, rule in value.items():
+            if not isinstance(key, str) or not _RULE_KEY.fullmatch(key):
+                raise InvalidInput(
+                    f"history of {key!r}: name a schedule:<name>, queue:<name> or target:<name>, or a scheme such as"
+                    " kafka:"
+                )
+            if rule not in get_args(HistoryRule):
+                raise InvalidInput(f"history of {key} is {rule!r}; use all, failures or off")
+        return cls(dict(value))
+
+    def named(self, schemes: Mapping[str, str]) -> "HistoryRules":
+        """Return the same rules for a node that knows the named targets."""
+        return replace(self, schemes=schemes)
+
+    def rule(self, target: str, queue: str | None = None, schedule: str | None = None) -> HistoryRule:
+        """Return the rule for runs of this target, queue (for jobs) and schedule (for its runs)."""
+        scheme, _, name = target.partition(":")
+        rules = self.rules
+        if rules:
+            keys = (f"schedule:{schedule}", f"queue:{queue}", target if scheme == "target" else "")
+            for key in keys:
+                if key in rules:
+                    return rules[key]
+        if scheme == "target":
+            scheme = self.schemes.get(name, scheme)
+        usual: HistoryRule = "all" if schedule is not None or scheme in _KEPT_WHOLE else "failures"
+        return rules.get(f"{scheme}:", usual)
+
+    def keeps(self, record: RunRecord) -> bool:
+        """Return whether this run is kept."""
+        rule = self.rule(record.target, record.queue, record.schedule)
+        return rule == "all" or (rule == "failures" and record.failed)
+
+
+def _read_pair(text: str) -> tuple[str, str]:
+    key, _, rule = text.strip().rpartition("=")
+    return key, rule
+
+
+# -- what is read ----------------------------------------------------------------------------------------------
+
+
+class RunFilter(msgspec.Struct, frozen=True, gc=False):
+    """Selects runs that match every given field."""
+
+    schedule: str | None = None
+    target: str | None = None
+    """The whole target, or its beginning and `*`."""
+    queue: str | None = None
+    by: str | None = None
+    """The node or worker."""
+    ends: frozenset[RunEnd] | None = None
+    from_ms: int = 0
+    """When a run was recorded, included: within milliseconds of its end."""
+    to_ms: int = 1 << 45
+    """Not included."""
+    idhs: frozenset[bytes] | None = None
+    """Of one task: the hashes that it may have."""
+
+    def fits(self, record: RunRecord) -> bool:
+        """Return whether a record matches; its time is compared elsewhere."""
+        return (
+            (self.idhs is None or record.idh in self.idhs)
+            and (self.ends is None or record.end in self.ends)
+            and (self.schedule is None or record.schedule == self.schedule)
+            and (self.queue is None or record.queue == self.queue)
+            and (self.by is None or record.by == self.by)
+            and (self.target is None or pattern_fits(self.target, record.target))
+        )
+
+
+class KeptRun(NamedTuple):
+    """A run as the history has it."""
+
+    id: str
+    """Names the run for as long as it is kept."""
+    at_ms: int
+    """When it was recorded."""
+    record: RunRecord
+    details: RunDetails | None = None
+    """None in lists, and if none were left or they have gone."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        record, details = self.record, self.details
+        shown = {
+            "id": self.id,
+            "at_ms": self.at_ms,
+            "task": record.task_id,
+            "lane": record.lane,
+            "schedule": record.schedule,
+            "planned_ms": record.planned_ms,
+            "target": shown_target(record.target),
+            "queue": record.queue,
+            "worker": record.by,
+            "attempt": record.attempt,
+            "due_ms": record.due_ms,
+            "started_ms": record.began_ms or None,
+            "ended_ms": record.ended_ms,
+            "outcome": record.end,
+            "code": record.code,
+            "reason": record.reason,
+            "next_ms": record.next_ms,
+            "sent_bytes": record.sent_bytes,
+            "answer_bytes": record.answer_bytes,
+        }
+        if details is None:
+            return shown
+        return shown | {
+            "response": None if details.response is None else details.response.as_dict(),
+            "output": None if details.output is None else details.output.as_dict(),
+            "log": list(details.log),
+            "traceback": details.traceback,
+        }
+
+    @classmethod
+    def from_dict(cls, answer: dict[str, Any]) -> "KeptRun":
+        """Read a run as the HTTP API sends it."""
+        same = (
+            "attempt", "due_ms", "ended_ms", "target", "reason", "code", "next_ms", "lane", "queue", "planned_ms",
+            "sent_bytes", "answer_bytes",
+        )  # fmt: skip
+        task: str = answer["task"]
+        idh = bare_idh(task)
+        record = RunRecord(
+            idh or idh_of(task), answer["outcome"], id=None if idh else task, by=answer["worker"],
+            began_ms=answer["started_ms"] or 0, **{name: answer[name] for name in same},
+        )  # fmt: skip
+        if answer.get("log") is None:
+            return cls(answer["id"], answer["at_ms"], record)
+        response, output = answer["response"], answer["output"]
+        details = RunDetails(
+            None if response is None else Response.from_dict(response),
+            None if output is None else Output.from_dict(output),
+            tuple(answer["log"]),
+            answer["traceback"],
+        )
+        return cls(answer["id"], answer["at_ms"], record, details)
+
+
+class RunsPage(NamedTuple):
+    """Runs, newest first. A page may be short and still name a next one: its work is bounded."""
+
+    runs: list[KeptRun]
+    next: str | None
+
+
+class RunCounts(msgspec.Struct, frozen=True):
+    """Runs of one minute or hour."""
+
+    at_ms: int
+    ok: int = 0
+    failed: int = 0
+    retried: int = 0
+    skipped: int = 0
+    """Did not run, or not to its end, because someone or a rule said so."""
+    durations: tuple[int, ...] = (0,) * 12
+    """Runs by duration: less than 1 ms, 4 ms, 16 ms and so on; the last has all that took longer."""
+    latenesses: tuple[int, ...] = (0,) * 12
+    """First attempts by lateness, in the same steps."""
+    duration_ms: int = 0
+    """Sum of all durations."""
+    lateness_ms: int = 0
+
+    @property
+    def runs(self) -> int:
+        return self.ok + self.failed + self.retried + self.skipped
+
+
+BUCKETS: Final = 12
+"""Buckets of a histogram of durations; each is four times as wide as the one before."""
+
+
+def bucket_of(ms: int) -> int:
+    """Return the bucket of a duration: 0 for less than 1 ms, 1 for less than 4, 2 for less than 16 and so on."""
+    return 0 if ms <= 0 else min(BUCKETS - 1, (ms.bit_length() + 1) // 2)
+
+
+class HistoryState(NamedTuple):
+    """How much history a namespace keeps, and since when it is complete. Times are 0 if nothing was dropped yet."""
+
+    bytes: int
+    details_bytes: int
+    oldest_ms: int
+    """Runs recorded after this are all kept."""
+    oldest_failed_ms: int
+    """The same for failures, which have a budget of their own."""
+    oldest_details_ms: int
+    written: int
+    dropped: int
+    """Runs that could not be written."""

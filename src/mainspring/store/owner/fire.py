@@ -11,9 +11,11 @@ import msgspec
 
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
+from ...model.run import Run
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..redis.connection import RedisCommand
 from ..redis.sender import Group
+from ..runs import runs_call
 from ..store import Store
 from ..tasks.put import fresh_score
 
@@ -290,6 +292,8 @@ class Commit(NamedTuple):
     moves: Sequence[Moves] = ()
     records: Sequence[tuple[str, bytes]] = ()
     """(name of a hold slice, record of its hold); an empty record forgets it."""
+    runs: Sequence[Run] = ()
+    """What the history keeps of these attempts, written in the same step."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
@@ -297,9 +301,11 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
     wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
+    run_keys, runs = runs_call(store, names, work.runs)
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
         len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
+        runs,
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
@@ -318,6 +324,7 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
     _add_moves(work.moves, places, keys, args)
     for record in work.records:
         args += record
+    keys += run_keys
     reply = await store.call(work.partition, "commit", keys, args)
     store.clock.sample(reply[0])
     return cast("WriteStatus", reply[1].decode())

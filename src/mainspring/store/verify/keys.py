@@ -34,6 +34,11 @@ _PARTITION_TYPES: Final = {
     "next": b"hash",
     "off": b"list",
     "notes": b"hash",
+    "runs_n": b"hash",
+    "runs": b"stream",
+    "failed_runs": b"stream",
+    "run_details": b"stream",
+    "run_rings": b"hash",
 }
 _NAMESPACE_TYPES: Final = {
     "meta": b"hash",
@@ -51,8 +56,8 @@ _NAMESPACE_TYPES: Final = {
     "watched": b"hash",
 }
 _PASSING: Final = re.compile(
-    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|lanes:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*"
-    rb"|box:.*|box-seen:.*)",
+    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|log:[0-9a-f]{32}|runs:[mh]:\d+|lanes:[0-9a-f]{32}"
+    rb"|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*|box:.*|box-seen:.*)",
     re.DOTALL,
 )
 """Keys that expire by themselves and that nothing else depends on."""
