@@ -10,10 +10,10 @@ import pytest
 
 from mainspring.model.delivery import DONE, Outcome, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.notice import BeatReport, Beats, Channels, Decided, Expected, Notice, Taken
+from mainspring.model.notice import BeatReport, Beats, Channels, Decided, Expected, Notice, Taken, notice_tasks
 from mainspring.model.task import Task
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.notify import BeatSink, Digest, NotifySink, notice_tasks
+from mainspring.sinks.notify import BeatSink, Digest, NotifySink
 from mainspring.store import notices as store_notices
 from mainspring.store.notices import Notices
 from mainspring.store.store import Store

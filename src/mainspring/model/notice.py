@@ -23,7 +23,7 @@ from .ids import check_name, idh_of
 from .run import FAILED_ENDS, RunRecord
 from .targets.names import receiver_of, shown_target
 from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
-from .task import pattern_fits
+from .task import Task, pattern_fits
 from .text import check_known, escape
 from .times import delay_ms, delay_text
 
@@ -286,6 +286,13 @@ class Decided(NamedTuple):
     id: str
     channel: str
     notice: Notice
+    run_id: str | None = None
+    """The run that failed, if it was one."""
+
+
+def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
+    """Return the tasks of notices."""
+    return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
 class Episodes:
@@ -293,7 +300,7 @@ class Episodes:
 
     def __init__(self, known: Mapping[str, Episode] | None = None) -> None:
         self.known = dict(known or {})
-        """By channel, sort and subject."""
+        """By channel, sort and subject: `ops|run|schedule:nightly`."""
         self.changed: dict[str, Episode | None] = {}
         """Since they were read; None for those that ended."""
 
@@ -319,7 +326,8 @@ class Episodes:
             else:
                 self.known[key] = after
         if notice is not None:
-            yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice)
+            run_id = signal.place if signal.bad and signal.record is not None else None
+            yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
 
 
 _MAX_SUBJECT_BYTES: Final = 128

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from email.message import EmailMessage
 from email.utils import formatdate
 from html import escape as html_escape
@@ -30,7 +30,6 @@ from ..model.notice import (
     BeatState,
     Channel,
     Channels,
-    Decided,
     Expected,
     MailWay,
     Notice,
@@ -39,6 +38,7 @@ from ..model.notice import (
     WebFormat,
     WebWay,
     after_report,
+    notice_tasks,
 )
 from ..model.task import OnConflict, Task
 from ..model.text import describe, escape
@@ -92,11 +92,6 @@ class DigestRequest(msgspec.Struct, frozen=True):
     """The payload of a digest."""
 
     window_ms: int
-
-
-def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
-    """Return the tasks of notices."""
-    return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
 class NotifySink(NoticeSink):

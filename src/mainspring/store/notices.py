@@ -1,15 +1,21 @@
 """Notices on the server: boxes in which they wait, episodes between two runs, and beats that are watched."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ..model.delivery import Response
+from ..model.errors import StoreError
 from ..model.ids import idh_of
 from ..model.notice import KINDS, Episode, Notice, NoticeKind, Taken
+from ..model.run import RunRecord
 from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
-from .redis.connection import Arg
+from .redis.connection import Arg, RedisCommand
+from .redis.sender import Group
+from .runs import RunRef, read_run, unpack
 from .store import Store
 from .tasks.encode import Intake
 from .tasks.put import Widths
@@ -36,6 +42,72 @@ class Notes(NamedTuple):
     cursor: bytes
     """How far the runs were read; changed with every write."""
     episodes: Mapping[str, Episode]
+
+
+class AskedRuns(NamedTuple):
+    """What to read of a partition."""
+
+    partition: int
+    cursor: bytes
+    successes: bool
+    """Whether runs that did not fail matter too."""
+
+    def from_moment_of(self, first: "RecordedRuns") -> "AskedRuns":
+        """Ask for all runs from the millisecond of this entry on, but for none again."""
+        start = max(_place(self.cursor), (first.at[0] - 1, _LAST_SEQ))
+        return AskedRuns(self.partition, b"%d-%d" % start, True)
+
+
+class RecordedRuns(NamedTuple):
+    """Some runs that were recorded together."""
+
+    at: tuple[int, int]
+    partition: int
+    failed: bool
+    data: bytes
+
+    @property
+    def cursor(self) -> bytes:
+        return b"%d-%d" % self.at
+
+    def records(self) -> list[tuple[str, RunRecord]]:
+        """Return the runs with their ids."""
+        ms, seq = self.at
+        return [
+            (RunRef(ms, seq, self.partition, position * 2 + self.failed).text, record)
+            for position, record in enumerate(_records.decode(unpack(self.data)))
+        ]
+
+
+def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]:
+    """Yield runs with their ids. What was recorded together was not recorded in the order in which it ended."""
+    for _, some in groupby(entries, key=lambda one: one.at[0]):
+        runs = [run for entry in some for run in entry.records()]
+        yield from sorted(runs, key=lambda run: (run[1].ended_ms, not run[1].failed))
+
+
+def _merged(partition: int, streams: Sequence[Sequence[Any]]) -> list[RecordedRuns]:
+    """Return the entries of several streams in the order in which they were recorded, as far as all were read."""
+    read: list[RecordedRuns] = []
+    ends: list[tuple[int, int]] = []
+    for number, rows in enumerate(streams):
+        entries = [RecordedRuns(_place(row[0]), partition, number == 0, row[1][1]) for row in rows]
+        read += entries
+        if len(entries) == ENTRIES_AT_ONCE:
+            ends.append(entries[-1].at)
+    end = min(ends, default=None)
+    return sorted(one for one in read if end is None or one.at <= end)
+
+
+def _place(entry: bytes) -> tuple[int, int]:
+    ms, _, seq = entry.partition(b"-")
+    return int(ms), int(seq)
+
+
+_LAST_SEQ: Final = (1 << 64) - 1
+ENTRIES_AT_ONCE: Final = 16
+"""Entries of a stream that are read at once; each has up to 64 runs."""
+_records: Final = msgspec.msgpack.Decoder(list[RunRecord])
 
 
 class Notices:
@@ -106,11 +178,19 @@ class Notices:
     # -- episodes --------------------------------------------------------------------------------------------------
 
     async def read_notes(self, partition: int | None) -> Notes:
-        """Return the open episodes of a partition; of None, those that concern no single partition."""
+        """Return the open episodes of a partition; of None, those that concern no single partition.
+
+        Runs that were recorded before anybody wanted notices are passed over.
+        """
         key, slot = self._notes_of(partition)
         [flat] = await self._store.run_one(slot, [("HGETALL", key)])
         fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
         cursor = fields.pop(_CURSOR, b"")
+        if partition is not None and not cursor:
+            [last] = await self._store.run_one(slot, [("HGET", self._store.keys.partitions[partition].runs_n, "last")])
+            cursor = last or b"0-0"
+            if not await self.write_notes(partition, b"", cursor, {}):
+                return await self.read_notes(partition)
         return Notes(cursor, {name.decode(): _episode.decode(raw) for name, raw in fields.items()})
 
     async def write_notes(
@@ -123,6 +203,27 @@ class Notices:
             args += (name, b"" if episode is None else msgspec.msgpack.encode(episode))
         [reply] = await self._store.run_one(slot, [self._store.scripts.call("note", [key], args)])
         return bool(reply)
+
+    async def new_runs(self, asked: Sequence[AskedRuns]) -> list[list[RecordedRuns] | StoreError]:
+        """Return what was recorded after the cursors, oldest first: at most a portion of each partition."""
+        groups: list[Group] = []
+        for one in asked:
+            keys = self._store.keys.partitions[one.partition]
+            streams = (keys.failed_runs, keys.runs) if one.successes else (keys.failed_runs,)
+            reads: list[RedisCommand] = [
+                ("XRANGE", stream, b"(" + one.cursor, "+", "COUNT", ENTRIES_AT_ONCE) for stream in streams
+            ]
+            # In one step: an entry that comes between two reads would be passed over in the stream that was read first.
+            groups.append((keys.slot, [("MULTI",), *reads, ("EXEC",)]))
+        found: list[list[RecordedRuns] | StoreError] = []
+        for one, result in zip(asked, await self._store.run(groups), strict=True):
+            found.append(result if isinstance(result, StoreError) else _merged(one.partition, result[-1]))
+        return found
+
+    async def response_of(self, run_id: str) -> Response | None:
+        """Return what the receiver of a run answered, if that is still kept."""
+        found = await read_run(self._store, run_id)
+        return None if found is None or found.details is None else found.details.response
 
     def _notes_of(self, partition: int | None) -> tuple[str, int]:
         keys = self._store.keys
