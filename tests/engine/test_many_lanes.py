@@ -27,7 +27,7 @@ EACH = 3
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes in proportion to a test's: one commit of ten moves a step, four lanes of a partition back at a time."""
-    monkeypatch.setattr(dispatcher, "OUTCOMES_S", 0.0)
+    monkeypatch.setattr(dispatcher, "ROUND_OUTCOMES", 1)
     monkeypatch.setattr(partition, "MOST_MOVES", 10)
     monkeypatch.setattr(lookahead, "LANES_AT_ONCE", 4)
 
@@ -68,7 +68,7 @@ async def test_the_others_leave_while_lanes_are_moved_aside(paused: Ticker) -> N
         await engine.dispatcher.step()
         steps += 1
         assert steps < 10, "they wait for tasks that are moved"
-    assert engine.commits.moved <= steps * partition.MOST_MOVES, "one commit a step"
+    assert engine.dispatcher.moved <= steps * partition.MOST_MOVES, "one commit a step"
     assert in_memory(paused) >= LANES * EACH - steps * partition.MOST_MOVES
 
 
@@ -77,7 +77,7 @@ async def test_what_waits_to_be_moved_counts_as_what_is_in_memory(
 ) -> None:
     for _ in range(3):
         await paused.engine.dispatcher.step()
-    moved = paused.engine.commits.moved
+    moved = paused.engine.dispatcher.moved
     assert 0 < moved < LANES * EACH
     assert in_memory(paused) == LANES * EACH - moved
     assert paused.engine.lookahead.held == standing(paused), "lanes have their own bound"

@@ -146,7 +146,7 @@ def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable(
     begun = begin(partition, START_MS, 2)
     assert begun is not None
     live.restart()
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS, 10)
     assert again is not None
@@ -165,7 +165,7 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     assert begun is not None
     assert live.needs_next_window(START_MS, 1000)
     live.next_window(START_MS + 1000)
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS + 999, 100)
     assert again is not None
@@ -238,7 +238,7 @@ def test_a_redelivery_taken_back_stays_fired_on_the_server() -> None:
     partition = partition_with(live)
     begun = begin(partition, START_MS, 10)
     assert begun is not None
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     assert live.bits.fired[0] & 0x80, "a cancel would now succeed for a task that may have been delivered"
     again = begin(partition, START_MS + 5, 10)
     assert again is not None

@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     end: TaskEnd
     reason: str = ""
     wait_ms: int = 0
-    """Wait before the next attempt, for `retry`."""
+    """Wait before the next attempt."""
     counted: bool = True
     """False if the receiver was not asked: the attempt does not count."""
 
@@ -97,7 +97,7 @@ def parked(verdict: Verdict, reason: str, lane: LanePolicy, now_ms: int, since_m
         and now_ms + verdict.wait_ms > since_ms + lane.max_block_ms
     )
     if lane.on_failure == "park" or blocked_too_long:
-        return Verdict("parked", reason[:MAX_ERROR_CHARS])
+        return verdict._replace(end="parked", reason=reason[:MAX_ERROR_CHARS])
     return verdict
 
 

@@ -16,6 +16,7 @@ from ..model.errors import StoreError
 from ..model.ids import idh_of
 from ..model.job import End, Ending, Job, JobCancelled, Result, decode_result
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
+from ..model.run import DELIVERED, STOPPED, UNTRIED_WAIT_MS, Verdict, buried
 from ..model.schedule.chain import ChainState, PastRun
 from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry, without_headers
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
@@ -285,20 +286,22 @@ def encode_ack(outcome: Done | Retry | Dead | JobCancelled) -> bytes:
             return b"c"
 
 
-def decode_ack(raw: bytes) -> Done | Retry | Dead | JobCancelled:
+def decode_ack(raw: bytes) -> tuple[Verdict, str]:
+    """Return what became of a task of a lane, and the traceback of the exception behind it."""
     match raw[:1]:
         case b"d":
-            return DONE
+            return DELIVERED, ""
         case b"c":
-            return JobCancelled()
+            return STOPPED, ""
         case b"r":
             failure = _decode(raw[1:])
-            return Retry(failure.reason, failure.after_ms, failure.untried)
+            wait_ms = UNTRIED_WAIT_MS if failure.after_ms is None else failure.after_ms
+            return Verdict("retry", failure.reason, wait_ms, counted=not failure.untried), ""
         case b"x":
             failure = _decode(raw[1:])
-            return Dead(failure.reason, traceback=failure.traceback)
+            return buried(failure.reason), failure.traceback
         case _:
-            return Dead(f"the worker's answer cannot be read: {raw[:40]!r}")
+            return buried(f"the worker's answer cannot be read: {raw[:40]!r}"), ""
 
 
 _ROW: Final = slice(ADDRESS_BYTES, None)

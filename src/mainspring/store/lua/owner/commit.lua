@@ -2,8 +2,8 @@
 -- into hold slices.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; s, f, x of each slice that tasks are moved from
--- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, then
+--       moves; s, f, x of each slice that tasks are moved from; a key for each answer
+-- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
@@ -14,6 +14,7 @@
 --           its entries, f offset (-1 = all of f), f bytes, count, then count times: index, the part of its entry that
 --           stays there ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
+--         per answer of a receiver: time to live in ms, bytes
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
 -- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. A moved task
 --   was not begun, so it may have been cancelled: then it stays cancelled, and is not moved. Its fired bit is set with its
@@ -24,12 +25,12 @@ local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
 local touched, places, retries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local deaths, holds = tonumber(ARGV[8]), tonumber(ARGV[9])
-local moves, records = tonumber(ARGV[10]), tonumber(ARGV[11])
+local moves, records, answers = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
 if status == 'repeated' then return {now, 'ok'} end
 if status then return {now, status} end
-local a = 11
+local a = 12
 for i = 0, touched - 1 do
   local at = a + i * 6
   if not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
@@ -134,6 +135,10 @@ end
 for _ = 1, records do
   if ARGV[a + 2] ~= '' then redis.call('HSET', KEYS[8], ARGV[a + 1], ARGV[a + 2])
   else redis.call('HDEL', KEYS[8], ARGV[a + 1]) end
+  a = a + 2
+end
+for i = 1, answers do
+  redis.call('SET', KEYS[from_key + moves * 3 + i], ARGV[a + 2], 'PX', ARGV[a + 1])
   a = a + 2
 end
 if spilled > 0 then redis.call('HINCRBY', n, 'spilled', spilled) end
