@@ -20,7 +20,7 @@ from mainspring.engine.dispatcher import Dispatcher
 from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import Engine
 from mainspring.engine.flight import Flight, FlightGroup
-from mainspring.engine.partition import Call, CommitCall, Partition
+from mainspring.engine.partition import CommitCall, OwnerCall, Partition
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
@@ -85,7 +85,7 @@ class EngineRecorder:
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
 
     def _answered(
-        self, partition: Partition, call: Call, status: fire.WriteStatus, x: list[bytes] | None = None
+        self, partition: Partition, call: OwnerCall, status: fire.WriteStatus, x: list[bytes] | None = None
     ) -> list[FlightGroup] | None:
         if status == "ok" and isinstance(call, BeginCall):
             section = call.section

@@ -25,7 +25,7 @@ IDLE_S: Final = 1.0
 FORGOTTEN_AT_ONCE: Final = 1_000
 
 
-class Acks:
+class WorkerAcks:
     """Watches partitions for acks of workers."""
 
     def __init__(self, store: Store, owned: dict[int, Partition], deliveries: Deliveries) -> None:

@@ -10,7 +10,7 @@ from ..model.clock import Clock
 from ..model.delivery import DONE, EXPIRED, Dead, DeliveryBatch, Done, Outcome, Retry
 from ..model.errors import InvalidInput
 from ..model.job import Result
-from ..model.run import Verdict
+from ..model.run import DELIVERED, Verdict
 from ..model.targets.names import HANDED_OFF, queue_of
 from ..model.text import describe, placed
 from ..sinks.base import Sink, most_in_batch
@@ -59,7 +59,7 @@ def _error_of(delivery: "asyncio.Task[Sequence[Outcome]]") -> BaseException | No
     return asyncio.CancelledError("within the sink") if delivery.cancelled() else delivery.exception()
 
 
-class Batch:
+class SinkBatch:
     """Groups of one target that are delivered together."""
 
     __slots__ = ("began_ms", "flights", "groups", "target")
@@ -131,7 +131,7 @@ class Deliveries:
             self._start(target, some_groups, began_ms)
 
     def _start(self, target: str, groups: list[FlightGroup], began_ms: int) -> None:
-        batch = Batch(target, groups, began_ms)
+        batch = SinkBatch(target, groups, began_ms)
         count = len(batch.flights)
         sink = self._sinks.get(batch.kind)
         self._flow_control.begun(target, count)
@@ -151,7 +151,7 @@ class Deliveries:
             self._flow_control.left(target, len(part.flights))
             task.add_done_callback(lambda task, part=part: self._delivered(task, part))  # type: ignore[misc]
 
-    def _batches(self, sink: Sink, batch: Batch) -> Iterator[Batch]:
+    def _batches(self, sink: Sink, batch: SinkBatch) -> Iterator[SinkBatch]:
         """Split into batches. A batch is settled as a whole, with its slowest delivery if they end one by one, so tasks
         whose end others wait for (a slot, their lane, the next run of a schedule) go alone."""
         most = most_in_batch(sink, batch.target)
@@ -164,11 +164,11 @@ class Deliveries:
             if len(together) < len(group.flights):
                 for flight in group.flights:
                     if slots or _is_waited_for(flight):
-                        yield Batch(batch.target, [group.part([flight])], batch.began_ms)
+                        yield SinkBatch(batch.target, [group.part([flight])], batch.began_ms)
             for first in range(0, len(together), most or 1):
-                yield Batch(batch.target, [group.part(together[first : first + (most or 1)])], batch.began_ms)
+                yield SinkBatch(batch.target, [group.part(together[first : first + (most or 1)])], batch.began_ms)
 
-    def _hand_off(self, batch: Batch) -> None:
+    def _hand_off(self, batch: SinkBatch) -> None:
         try:
             queue = queue_of(batch.target, self._commands)
         except InvalidInput as error:
@@ -180,7 +180,7 @@ class Deliveries:
             if (partition := self._owned.get(group.live.partition)) is not None:
                 partition.hand_off(queue, group)
 
-    async def _ask(self, sink: Sink, batch: Batch) -> Sequence[Outcome]:
+    async def _ask(self, sink: Sink, batch: SinkBatch) -> Sequence[Outcome]:
         """Return the outcomes of the sink. An error of the sink fails only this batch."""
         flights = batch.flights
         outcomes = await sink.deliver(DeliveryBatch(flights, lambda at: self._unwanted(flights[at])))
@@ -214,7 +214,7 @@ class Deliveries:
         for flight in flights:
             expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
             if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
-                self._settle_one(flight, Dead(EXPIRED))
+                self._settle_one(flight, Dead(EXPIRED), now_ms)
                 continue
             # A task begun by a former owner may have been delivered: deliver it again.
             reason = None
@@ -223,12 +223,12 @@ class Deliveries:
             if reason is None:
                 wanted.append(flight)
             else:
-                self._settle_one(flight, Dead(reason))
+                self._settle_one(flight, Dead(reason), now_ms)
         return wanted
 
     # -- outcomes -----------------------------------------------------------------------------------------
 
-    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", batch: Batch) -> None:
+    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", batch: SinkBatch) -> None:
         self.running.discard(task)
         count = len(batch.flights)
         if task.cancelled() and self._given_up:
@@ -244,55 +244,62 @@ class Deliveries:
         self._flow_control.landed(batch.target, count, 0, count)
         self._settle(batch, [Retry(describe(error), error=error, brief=placed(error))] * count)
 
-    def _settle(self, batch: Batch, outcomes: Sequence[Outcome], done: int = 0) -> None:
+    def _settle(self, batch: SinkBatch, outcomes: Sequence[Outcome], done: int = 0) -> None:
         count = len(batch.flights)
         self.in_flight -= count
         self.meters.settled(batch.kind, (self._clock.now_ms() - batch.began_ms) / 1000, done)
         for group in batch.groups:
             self.meters.began_late(batch.kind, group.live, group.flights, batch.began_ms)
-        if done == count:
+        if done == count and not self._keeps_all(batch):
             for group in batch.groups:
-                self._all_done(group)
+                self._all_done(group, batch.began_ms)
         else:
             for flight, outcome in zip(batch.flights, outcomes, strict=True):
                 if isinstance(outcome, Dead) and outcome.disables:
                     self._pauses.disable(flight.body.target, outcome.reason)
-                self._settle_one(flight, outcome)
+                self._settle_one(flight, outcome, batch.began_ms)
         self.delivered += count
 
-    def _all_done(self, group: FlightGroup) -> None:
+    def _keeps_all(self, batch: SinkBatch) -> bool:
+        """Return whether the history keeps each of these attempts, also those that succeeded."""
+        inherited = any(group.live.bits.redo for group in batch.groups)  # the attempts of a former owner are lost
+        return inherited or self._outcomes.keeps_successes(batch.target)
+
+    def _all_done(self, group: FlightGroup, began_ms: int) -> None:
         """Settle a group of which nothing but the done bits has to be written, if that is so."""
         live = group.live
         if live.has_lanes or live.has_schedules:
             for flight in group.flights:
-                self._settle_one(flight, DONE)
+                self._settle_one(flight, DONE, began_ms)
             return
         partition = self._owned.get(live.partition)
         if partition is not None and not live.forgotten and partition.done(live, group.indexes):
             self._loops.fire.wake()
 
-    def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
+    def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return  # another owner has it, or its slice is read again
         if isinstance(outcome, Done):
-            settled = Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, outcome))
+            runs = self._outcomes.runs(flight, DELIVERED, outcome, began_ms)
+            answer = self._answer(flight, outcome)
+            settled = Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
         else:
             if not partition.holds_lease:
                 # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
                 self._keeper.lose(partition, "its lease ran out before a failed delivery was settled")
                 return
-            settled = self._failed(partition, flight, outcome)
+            settled = self._failed(partition, flight, outcome, began_ms)
         self._land(partition, flight, settled)
 
-    def _failed(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
+    def _failed(self, partition: Partition, flight: Flight, outcome: Retry | Dead, began_ms: int) -> Settled:
         try:
-            return self._outcomes.failed(partition, flight, outcome)
+            return self._outcomes.failed(partition, flight, outcome, began_ms)
         except (ValueError, TypeError, OverflowError) as error:
             # The outcome cannot be written. Bury this task, but do not fail the others of its batch.
             log.exception("the outcome of task %s cannot be written", flight.id, extra={"task": flight.id})
             dead = Dead(f"its outcome cannot be written: {describe(error)}")
-            return self._outcomes.failed(partition, flight, dead)
+            return self._outcomes.failed(partition, flight, dead, began_ms)
 
     def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
         """Return the receiver's response in the form in which a caller who waits for the result reads it."""
@@ -330,6 +337,12 @@ class Deliveries:
         """Make dead letters of entries that could not be read."""
         for damaged in partition.take_damaged():
             partition.write(self._outcomes.bury_damaged(damaged))
+
+    def note_passed(self, partition: Partition) -> None:
+        """Write to the history which planned times did not run."""
+        for definition, slot in partition.take_passed():
+            if (settled := self._outcomes.passed(definition, slot)) is not None:
+                partition.write(settled)
 
     # -- stopping ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Final
 from ..model.errors import StoreError
 from ..store.owner import fire
 from ..store.store import Store
-from .acks import Acks
+from .acks import WorkerAcks
 from .deliveries import Deliveries
 from .due import BeginCall
 from .flight import FlightGroup
@@ -17,7 +17,7 @@ from .flow import FlowControl
 from .keeper import Keeper
 from .lookahead import LookAhead
 from .loops import Loops
-from .partition import Call, CommitCall, HandOffCall, Partition, PartitionLost
+from .partition import CommitCall, HandOffCall, OwnerCall, Partition, PartitionLost
 
 
 class TickPace:
@@ -62,7 +62,7 @@ COMMIT_WAIT_S: Final = 0.05
 """Longest wait of a commit: it is sent with a begin, or alone when nothing is due. Few calls, few repeats at a
 crash."""
 
-Sent = list[tuple[Partition, Call]]
+Sent = list[tuple[Partition, OwnerCall]]
 
 
 class Dispatcher:
@@ -85,7 +85,7 @@ class Dispatcher:
         self._keeper = keeper
         self._lookahead = lookahead
         self._loops = loops
-        self.acks = Acks(store, owned, deliveries)
+        self.acks = WorkerAcks(store, owned, deliveries)
         self.moved = 0
         """Tasks moved into hold slices."""
         self.pace = TickPace()
@@ -242,6 +242,7 @@ class Dispatcher:
                 failure = reply
             else:
                 groups += self._answered(partition, call, reply.status, reply.x) or ()
+                self._deliveries.note_passed(partition)
         self._deliveries.start(groups)
         return failure
 
@@ -270,7 +271,7 @@ class Dispatcher:
         return failure
 
     def _answered(
-        self, partition: Partition, call: Call, status: fire.WriteStatus, x: list[bytes] | None = None
+        self, partition: Partition, call: OwnerCall, status: fire.WriteStatus, x: list[bytes] | None = None
     ) -> list[FlightGroup] | None:
         """Apply an answer; return the groups that leave now, or None if the partition had to be given up."""
         if self._owned.get(partition.number) is not partition:

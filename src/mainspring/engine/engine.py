@@ -11,6 +11,7 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import StoreError
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.retry import Policies, RetryPolicy
+from ..model.run import HistoryRules
 from ..roles import Failures
 from ..sinks.base import Sink
 from ..store.access import AUDIT_KEPT
@@ -65,6 +66,8 @@ class EngineOptions:
     """Commands whose tasks go to a queue other than `commands`."""
     dead_letters: DeadLetterLimits = DeadLetterLimits()  # noqa: RUF009  # frozen
     """When the oldest dead letters are dropped; never by default."""
+    history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
+    """Which runs the history keeps."""
     audit_entries: int = AUDIT_KEPT
     """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
@@ -99,7 +102,14 @@ class Engine:
         self.planner = Planner(store, self.owned, self.loops)
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
-        outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
+        outcomes = Outcomes(
+            Policies(options.retry, options.target_retries),
+            store.clock,
+            self.failures,
+            lanes,
+            options.history,
+            options.node,
+        )
         self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
         self.holders.all.append(self.flow_control)
         self.deliveries = Deliveries(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
@@ -17,17 +17,31 @@ from ..model.delivery import (
     Dead,
     Failure,
     Fate,
+    Outcome,
     Response,
     Retry,
     has_expired,
     was_sent,
 )
-from ..model.ids import idh_of
+from ..model.ids import idh_of, occurrence_id
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
-from ..model.run import Verdict, judge, parked
+from ..model.run import (
+    LOST,
+    PASSED_ENDS,
+    HistoryRules,
+    Run,
+    RunDetails,
+    RunRecord,
+    Verdict,
+    code_of,
+    judge,
+    parked,
+)
+from ..model.schedule.chain import NotRun
+from ..model.schedule.definition import Definition
 from ..model.text import trace_of
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -149,7 +163,7 @@ def _observe(histogram: Histogram, late_ms: float, count: int) -> None:
 
 def _failed_once_more(flight: Flight, reason: str) -> Body:
     errors = (*flight.body.errors, reason)[-MAX_ERRORS_KEPT:]
-    return msgspec.structs.replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
+    return replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
 
 
 def _leaving(flight: Flight, place: Slice, row: bytes) -> NewPlace:
@@ -163,14 +177,81 @@ def _kind(flight: Flight) -> str:
 class Outcomes:
     """Turns outcomes into retries and dead letters by the retry policies."""
 
-    def __init__(self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None) -> None:
+    def __init__(
+        self,
+        policies: Policies,
+        clock: Clock,
+        failures: Failures,
+        lanes: LanePolicies | None = None,
+        history: HistoryRules | None = None,
+        node: str = "",
+    ) -> None:
         self._policies = policies
+        self._history = history or HistoryRules()
+        self._node = node
         self._clock = clock
         self._failures = failures
         self._lanes = lanes or LanePolicies(LanePolicy())
         self.meters = Meters()
 
-    def failed(self, partition: Partition, flight: Flight, said: Retry | Dead) -> Settled:
+    # -- history ----------------------------------------------------------------------------------------
+
+    def keeps_successes(self, target: str) -> bool:
+        """Return whether the history keeps deliveries to this target that succeeded."""
+        return self._history.rule(target) == "all"
+
+    def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
+        body, now_ms = flight.body, self._clock.now_ms()
+        response = said.response
+        record = RunRecord(
+            flight.idh,
+            verdict.end,
+            body.attempt,
+            flight.original_due_ms,
+            0 if verdict.end in ("expired", "dropped") else began_ms,
+            now_ms,
+            body.target,
+            self._node,
+            verdict.reason,
+            code_of(said),
+            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
+            body.id,
+            body.lane,
+            None,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            0 if response is None else len(response.body),
+        )
+        runs = []
+        if flight.live.to_redo(flight.index):
+            lost = replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0)
+            runs.append(Run(lost))
+        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
+        runs.append(Run(record, RunDetails(response, traceback=trace) if response is not None or trace else None))
+        return tuple(run for run in runs if self._history.keeps(run.record))
+
+    def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
+        """Return what the history keeps of planned times that did not run."""
+        task_id = occurrence_id(definition.name, slot.to_ms)
+        record = RunRecord(
+            idh_of(task_id),
+            PASSED_ENDS.get(slot.reason, "skipped"),
+            0,
+            slot.from_ms,
+            0,
+            self._clock.now_ms(),
+            definition.target,
+            self._node,
+            slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times",
+            id=task_id,
+            planned_ms=slot.to_ms,
+        )
+        return Settled(runs=(Run(record),)) if self._history.keeps(record) else None
+
+    # -- verdicts ---------------------------------------------------------------------------------------
+
+    def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
         lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
@@ -178,7 +259,8 @@ class Outcomes:
         verdict = judge(said, flight.body, flight.original_due_ms, now_ms, policy, lane, since_ms)
         if verdict.counted:
             self._report(flight, verdict, said, now_ms)
-        return self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
+        settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
+        return settled._replace(runs=self.runs(flight, verdict, said, began_ms)) if verdict.counted else settled
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
@@ -218,7 +300,7 @@ class Outcomes:
         self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
         hold = partition.hold_policy.park(lane, reason, now_ms)
-        body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
+        body = replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
         held = self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
         retry = _leaving(flight, hold.place, row)
@@ -256,7 +338,7 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
         place = Slice.at(due_ms, SECOND_MS)
-        body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
+        body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         # Flag the retry of a schedule's run too: the run ends when its last attempt does.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)

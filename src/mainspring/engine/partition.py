@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 
 from ..model.clock import steady_s
 from ..model.run import Run
+from ..model.schedule.chain import NotRun
+from ..model.schedule.definition import Definition
 from ..store.keys import ADDRESS_BYTES, PartitionKeys, Slice, address_prefix, r_of
 from ..store.owner.fire import (
     MOST_BYTES,
@@ -79,7 +81,7 @@ class Settled(NamedTuple):
     """True if the row repeats a put: it is counted, but not delivered."""
     answer: KeptResult | None = None
     """The receiver's response, stored before the task counts as done."""
-    run: Run | None = None
+    runs: tuple[Run, ...] = ()
     """What happened, for the history."""
 
     @property
@@ -202,7 +204,7 @@ class HandOffCall(NamedTuple):
     has_lanes: bool
 
 
-Call = BeginCall | CommitCall | HandOffCall
+OwnerCall = BeginCall | CommitCall | HandOffCall
 
 
 class HandedOff:
@@ -262,7 +264,7 @@ class Partition:
         self.hold_policy = HoldPolicy(self.holders)
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
-        self.unanswered: Call | None = None
+        self.unanswered: OwnerCall | None = None
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
 
         Set by `begin`, `commit` and `give_to_workers`, cleared by `answered`, and by nothing else."""
@@ -410,7 +412,7 @@ class Partition:
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def answered(self, call: Call, status: WriteStatus, x: list[bytes] = _NO_BITS) -> list[FlightGroup]:
+    def answered(self, call: OwnerCall, status: WriteStatus, x: list[bytes] = _NO_BITS) -> list[FlightGroup]:
         """Apply the server's answer to a call; return the groups that leave now. Raise `PartitionLost` if the partition
         must be given up."""
         self.unanswered = None
@@ -433,7 +435,7 @@ class Partition:
                 raise PartitionLost(status)
         return []
 
-    def _applied(self, call: Call, x: list[bytes]) -> list[FlightGroup]:
+    def _applied(self, call: OwnerCall, x: list[bytes]) -> list[FlightGroup]:
         work = call.section if isinstance(call, BeginCall) else call.work
         self.seq = work.seq
         for live, touch in zip(call.touched, work.touches, strict=True):
@@ -512,6 +514,11 @@ class Partition:
     def run_over(self, flight: Flight, outcome: str, now_ms: int) -> None:
         """Note that a run of a schedule has ended, with no further attempt."""
         self.chains.over(flight, outcome, now_ms)
+
+    def take_passed(self) -> list[tuple[Definition, NotRun]]:
+        """Return the planned times that did not run, noted since the last call."""
+        passed, self.chains.passed = self.chains.passed, []
+        return passed
 
     def take_damaged(self) -> list[Damaged]:
         """Return the entries found since the last call that cannot be read."""
@@ -597,6 +604,7 @@ class Partition:
             moves.moves,
             moves.records,
             [one.answer for one in settled if one.answer is not None],
+            [run for one in settled for run in one.runs],
         )
         self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()))
         return call

@@ -1,7 +1,7 @@
 """A job that a worker has taken from a queue, how it ended, and its stored result."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -9,6 +9,9 @@ from .delivery import Body, Dead, Done, Response, Retry, bytes_from_fields, byte
 from .errors import InvalidInput
 from .limits import MAX_PAYLOAD_BYTES
 from .text import describe
+
+if TYPE_CHECKING:
+    from .run import Run
 
 
 class Job(msgspec.Struct, gc=False):
@@ -54,6 +57,8 @@ class End:
     result_ttl_ms: int = 0
     run_end: bytes | None = None
     """Record of a schedule's run, stored under the schedule's name."""
+    runs: "tuple[Run, ...]" = ()
+    """What the history keeps of the attempt, written in the same step."""
 
 
 Ending = Literal["done", "dead", "cancelled"]

@@ -7,11 +7,15 @@
 A node and a worker share `judge`, so that a policy means the same wherever a task runs.
 """
 
-from typing import Final, Literal, NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
+from .errors import InvalidInput
 from .ids import schedule_of
 from .job import Output
 from .lane import LanePolicy
@@ -29,6 +33,15 @@ NotRunEnd = Literal["lost", "skipped", "missed", "paused", "excluded"]
 schedule did not take place (overlap, outage, pause, excluded day)."""
 
 RunEnd = TaskEnd | NotRunEnd
+
+LOST: Final = "the node or worker that had it died, or lost its lease; it went out again"
+"""Reason of an attempt whose end is unknown."""
+
+PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
+    "missed": "missed", "overlap": "skipped", "paused": "paused", "excluded": "excluded", "cancelled": "cancelled",
+    "lost": "lost",
+}  # fmt: skip
+"""Why a planned time did not run, as schedules count it, and the end of its record."""
 
 FAILED_ENDS: Final = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
@@ -169,3 +182,77 @@ def code_of(said: Outcome) -> int | str | None:
         return said.response.status
     error: BaseException | None = said.error if isinstance(said, Retry | Dead) else None
     return None if error is None else type(error).__name__
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------
+
+HistoryRule = Literal["all", "failures", "off"]
+"""Runs that are kept: all, those that failed, or none."""
+
+_KEPT_WHOLE: Final = frozenset({"http", "https", "queue", "command"})
+"""Schemes whose runs are all kept unless a rule says otherwise: webhooks, handlers, commands."""
+_RULE_KEY: Final = re.compile(r"(?:schedule|queue|target):.+|(?!schedule:|target:)[a-z][a-z0-9+.-]*:", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRules:
+    """Which runs are kept. The nearest rule counts: that of the schedule, the queue, the named target, the scheme.
+
+    Without a rule, all runs of schedules, handlers, commands and webhooks are kept, and the failures of other tasks.
+    """
+
+    rules: Mapping[str, HistoryRule] = field(default_factory=dict)
+    """By `schedule:<name>`, `queue:<name>`, `target:<name>`, or by the scheme of targets, `kafka:`."""
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    """Scheme of the address of each named target; workers do not need them."""
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.rules.items()))
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={rule}" for key, rule in self.rules.items())
+
+    @classmethod
+    def read(cls, value: object) -> "HistoryRules":
+        """Read a table, or a text such as `schedule:nightly=off,kafka:=all`."""
+        if isinstance(value, str):
+            value = dict(_read_pair(pair) for pair in value.split(",") if pair.strip())
+        if not isinstance(value, Mapping):
+            raise InvalidInput('expected a table such as { "queue:mail" = "failures" }')
+        for key, rule in value.items():
+            if not isinstance(key, str) or not _RULE_KEY.fullmatch(key):
+                raise InvalidInput(
+                    f"history of {key!r}: name a schedule:<name>, queue:<name> or target:<name>, or a scheme such as"
+                    " kafka:"
+                )
+            if rule not in get_args(HistoryRule):
+                raise InvalidInput(f"history of {key} is {rule!r}; use all, failures or off")
+        return cls(dict(value))
+
+    def named(self, schemes: Mapping[str, str]) -> "HistoryRules":
+        """Return the same rules for a node that knows the named targets."""
+        return replace(self, schemes=schemes)
+
+    def rule(self, target: str, queue: str | None = None, schedule: str | None = None) -> HistoryRule:
+        """Return the rule for runs of this target, queue (for jobs) and schedule (for its runs)."""
+        scheme, _, name = target.partition(":")
+        rules = self.rules
+        if rules:
+            keys = (f"schedule:{schedule}", f"queue:{queue}", target if scheme == "target" else "")
+            for key in keys:
+                if key in rules:
+                    return rules[key]
+        if scheme == "target":
+            scheme = self.schemes.get(name, scheme)
+        usual: HistoryRule = "all" if schedule is not None or scheme in _KEPT_WHOLE else "failures"
+        return rules.get(f"{scheme}:", usual)
+
+    def keeps(self, record: RunRecord) -> bool:
+        """Return whether this run is kept."""
+        rule = self.rule(record.target, record.queue, record.schedule)
+        return rule == "all" or (rule == "failures" and record.failed)
+
+
+def _read_pair(text: str) -> tuple[str, str]:
+    key, _, rule = text.strip().rpartition("=")
+    return key, rule

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from ..model.clock import Clock
 from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry
 from ..model.errors import StoreError
@@ -15,7 +17,19 @@ from ..model.job import End, Ending, Job, JobCancelled, Result
 from ..model.lane import LanePolicies
 from ..model.metrics import Histogram
 from ..model.retry import Policies, RetryPolicy
-from ..model.run import DELIVERED, STOPPED, Verdict, buried, judge
+from ..model.run import (
+    DELIVERED,
+    LOST,
+    STOPPED,
+    HistoryRules,
+    Run,
+    RunDetails,
+    RunRecord,
+    Verdict,
+    buried,
+    code_of,
+    judge,
+)
 from ..model.text import describe, trace_of
 from ..roles import Failures
 from ..store import job_queue
@@ -110,7 +124,9 @@ class Finisher:
         failures: Failures,
         wake: Callable[[], None],
         lanes: LanePolicies,
+        history: HistoryRules | None = None,
     ) -> None:
+        self._history = history or HistoryRules()
         self._store = store
         self._worker = worker
         self._policies = policies
@@ -165,7 +181,7 @@ class Finisher:
         end = End(run.job, outcome_of(verdict, trace_of(error)))
         if run.work.result_ttl_ms and verdict.is_over:
             end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
-        self._put(end, verdict)
+        self._put(end, verdict, run.outcome, run)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """Record the outcome of a job that was never started."""
@@ -174,7 +190,7 @@ class Finisher:
             if verdict.counted:
                 self.meters.ended_unbegun(job, fate_of(verdict))
             error = None if isinstance(outcome, Done) else outcome.error
-            self._put(End(job, outcome_of(verdict, trace_of(error))), verdict)
+            self._put(End(job, outcome_of(verdict, trace_of(error))), verdict, outcome, None)
         except Exception as error:  # noqa: BLE001  # as above
             self._break_down(job, error)
 
@@ -183,7 +199,9 @@ class Finisher:
         self.given_back += [run.job for run in runs]
         self._wake()
 
-    def _put(self, end: End, verdict: Verdict) -> None:
+    def _put(self, end: End, verdict: Verdict, said: Outcome, run: JobRun | None) -> None:
+        if verdict.counted:
+            end.runs = self._runs(end.job, verdict, said, run)
         if end.job.body.occurrence is not None and verdict.is_over:
             end.run_end = pack_end(end.job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
@@ -226,6 +244,40 @@ class Finisher:
             exception=said.error,
         )
         self._failures.report(failure)
+
+    def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt, and of one before it whose worker died."""
+        body, now_ms = job.body, self._store.clock.now_ms()
+        took_ms = round((time.monotonic() - run.started) * 1000) if run is not None and run.started else None
+        output = None if run is None else run.output
+        exit_code = None if output is None else output.exit_code
+        record = RunRecord(
+            job.idh,
+            verdict.end,
+            body.attempt,
+            job.original_due_ms,
+            0 if took_ms is None else now_ms - took_ms,
+            now_ms,
+            body.target,
+            self._worker,
+            verdict.reason,
+            code_of(said) if exit_code is None else exit_code,
+            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
+            body.id,
+            body.lane,
+            job.queue,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            0 if output is None else output.stdout_bytes + output.stderr_bytes,
+        )
+        runs = []
+        if job.deliveries > 1:
+            runs.append(Run(replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None)))
+        log = run.context.lines if run is not None else ()
+        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
+        details = RunDetails(output=output, log=log, traceback=trace)
+        runs.append(Run(record, details if output is not None or log or trace else None))
+        return tuple(one for one in runs if self._history.keeps(one.record))
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()

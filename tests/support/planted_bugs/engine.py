@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from mainspring.engine import lookahead, sweeper
-from mainspring.engine.deliveries import Batch, Deliveries
+from mainspring.engine.deliveries import Deliveries, SinkBatch
 from mainspring.engine.dispatcher import Dispatcher
 from mainspring.engine.due import RowDecoder
 from mainspring.engine.flight import Flight, FlightGroup
@@ -93,7 +93,7 @@ def _settle_first(_: Any) -> Any:
     def deliver(self: Deliveries, groups: list[FlightGroup]) -> None:
         for group in groups:
             for flight in group.flights:
-                batch = Batch(flight.body.target, [group.part([flight])], self._clock.now_ms())
+                batch = SinkBatch(flight.body.target, [group.part([flight])], self._clock.now_ms())
                 task = asyncio.ensure_future(self._sinks[batch.kind].deliver([flight]))
                 self.running.add(task)
                 task.add_done_callback(self.running.discard)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from mainspring.engine.acks import Acks
+from mainspring.engine.acks import WorkerAcks
 from mainspring.engine.partition import HandOffCall, Partition
 
 from .engine import failed_are_done
@@ -10,7 +10,7 @@ from .kinds import Mutation, Patch, Rewrite
 
 
 def _at_once(settle: Any) -> Any:
-    def settle_all(self: Acks, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
+    def settle_all(self: WorkerAcks, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
         settle(self, partition, call, answers)
         for flight in call.flights:
             if flight.address in partition.handed.awaited:
@@ -38,7 +38,7 @@ QUEUES: Final = (
     Mutation(
         "lane-goes-on-at-the-hand-off",
         "a task of a lane is done when it is in its queue, not when its worker says so",
-        (Patch(Acks, "handed_off", _at_once),),
+        (Patch(WorkerAcks, "handed_off", _at_once),),
     ),
     Mutation(
         "hand-off-without-done-bits",

@@ -11,6 +11,7 @@ import msgspec
 
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
+from ...model.run import Run
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..records import KeptResult
 from ..redis.connection import RedisCommand
@@ -293,6 +294,8 @@ class Commit(NamedTuple):
     """(name of a hold slice, record of its hold); an empty record forgets it."""
     answers: Sequence[KeptResult] = ()
     """Responses of receivers: stored in the same step, so that a task that is done has its response."""
+    runs: Sequence[Run] = ()
+    """What the history keeps of these attempts, written in the same step."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
