@@ -231,7 +231,7 @@ async def test_a_burst_of_failures_is_written_in_calls_of_bounded_number_and_siz
     with bad_road(engine.store) as network:
         gate.set()
         await until(lambda: not engine.deliveries.in_flight)
-        assert sum(len(one.pending_writes.outcomes) for one in engine.owned.values()) == FAILING
+        assert sum(one.unwritten for one in engine.owned.values()) == FAILING
         if stops:
             assert await engine.stop()
         else:

@@ -128,11 +128,11 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     await engine.dispatcher.step()
     while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
         await asyncio.sleep(0)
-    failed = [one for one in engine.owned.values() if one.pending_writes.outcomes]
+    failed = [one for one in engine.owned.values() if one.unwritten]
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
-    assert 0 < sum(bool(one.pending_writes.outcomes) for one in failed) < len(failed), "some are written, not all"
+    assert 0 < sum(bool(one.unwritten) for one in failed) < len(failed), "some are written, not all"
     begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
     assert begun == 8, "nobody waits for that"
     await engine.dispatcher.drain()

@@ -11,11 +11,9 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..store.job_queue import decode_ack
-from ..store.owner import fire
 from ..store.owner.fire import forget_acks, read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
-from .flight import grouped
 from .partition import HandOffCall, Partition
 
 POLL_S: Final = 0.5
@@ -55,22 +53,11 @@ class WorkerAcks:
 
     def handed_off(self, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
         """Note which tasks workers have now, from the server's answer to a hand-off."""
-        if not (call.has_lanes or answers):
-            self._deliveries.delivered += len(call.flights)
-            return
-        queues = [queue for queue, records in call.work.queues.items() for _ in records]
-        for position, flight in enumerate(call.flights):
-            answer = answers.get(position)
-            if answer == fire.BUSY:
-                partition.put_off(queues[position], flight)
-            elif flight.body.lane is None:
-                self._deliveries.delivered += 1
-            else:
-                address = flight.address
-                partition.handed.awaited[address] = flight
-                if answer is not None:
-                    self._ended(partition, address, answer)
-        if partition.handed.is_watched and partition not in self._watched:
+        delivered, ended = partition.handed_off(call, answers)
+        self._deliveries.delivered += delivered
+        for address, ack in ended:
+            self._ended(partition, address, None, ack)
+        if partition.waits_for_workers and partition not in self._watched:
             if not self._watched:
                 self._poll_at = time.monotonic() + POLL_S
             self._watched[partition] = None
@@ -78,7 +65,7 @@ class WorkerAcks:
     async def look(self) -> StoreError | None:
         """Read partitions with messages at once and others now and then."""
         for partition in list(self._watched):
-            if not partition.handed.is_watched or self._owned.get(partition.number) is not partition:
+            if not partition.waits_for_workers or self._owned.get(partition.number) is not partition:
                 del self._watched[partition]
         if not self._watched:
             return None
@@ -91,37 +78,29 @@ class WorkerAcks:
             return None
         self._heard.difference_update(one.number for one in called)
         for partition in called:
-            again, partition.handed.put_off = partition.handed.put_off, []
-            for queue, flight in again:
-                for group in grouped([flight]):
-                    partition.hand_off(queue, group)
+            partition.hand_off_again()
         failures = [await self._forget(called), await self._read(called)]
         return next((failure for failure in failures if failure is not None), None)
 
     async def _read(self, called: list[Partition]) -> StoreError | None:
         failure = None
-        waiting = [partition for partition in called if partition.handed.awaited]
-        answers = await read_acks(self._store, {one.number: one.handed.cursor for one in waiting})
+        waiting = [partition for partition in called if partition.awaits_acks]
+        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in waiting})
         for partition, answer in zip(waiting, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
             elif self._owned.get(partition.number) is partition:
                 for address, (idh, ack) in answer.acks.items():
-                    flight = partition.handed.awaited.get(address)
-                    if flight is not None and flight.idh == idh:
-                        self._ended(partition, address, ack)
-                partition.handed.cursor = answer.cursor
+                    self._ended(partition, address, idh, ack)
+                partition.ack_cursor = answer.cursor
                 if answer.cursor:
                     self._heard.add(partition.number)
         return failure
 
-    def _ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
+    def _ended(self, partition: Partition, address: bytes, idh: bytes | None, ack: bytes) -> None:
         """Settle a lane's task that a worker has ended, and let the lane continue."""
-        flight = partition.handed.awaited.pop(address)
-        if flight.live.forgotten:
-            return  # its slice is read again; it is handed off again and settled by the same ack
-        self._deliveries.ended_by_worker(flight, *decode_ack(ack))
-        partition.handed.answered[address] = flight.live
+        if (flight := partition.back_from_worker(address, idh)) is not None:
+            self._deliveries.ended_by_worker(flight, *decode_ack(ack))
 
     async def _forget(self, called: list[Partition]) -> StoreError | None:
         """Delete the acks of tasks whose end the server knows: they are no longer needed."""
@@ -131,6 +110,5 @@ class WorkerAcks:
         failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
         if failure is None:
             for partition, over in known.items():
-                for address in over:
-                    partition.handed.answered.pop(address, None)
+                partition.forget_ends(over)
         return failure

@@ -114,10 +114,10 @@ class Dispatcher:
         """Return the seconds until something is due, or a commit has waited long enough."""
         wait_s, soonest_ms, dirty_since = self.acks.wait_s, inf, inf
         for one in self._owned.values():
-            if one.has_outcomes or one.handed.ready:
+            if one.unwritten or one.has_outcomes:
                 wait_s = 0.0
             if one.may_begin:
-                if one.lanes.woken or one.chains.ready or one.hold_policy.to_move:
+                if one.has_ready or one.hold_policy.to_move:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)

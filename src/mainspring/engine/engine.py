@@ -285,7 +285,7 @@ class Engine:
                 pass
             while await self.planner.step() == 0.0:
                 pass
-            woken = any(one.lanes.woken or one.chains.ready for one in self.owned.values())
+            woken = any(one.has_ready for one in self.owned.values())
             if self._progress() == before and not woken:
                 break
         await self.planner.flush()

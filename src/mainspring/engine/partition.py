@@ -14,6 +14,7 @@ from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
 from ..store.keys import ADDRESS_BYTES, PartitionKeys, Slice, address_prefix, r_of
 from ..store.owner.fire import (
+    BUSY,
     MOST_BYTES,
     MOST_TASKS,
     UNREAD,
@@ -207,35 +208,6 @@ class HandOffCall(NamedTuple):
 OwnerCall = BeginCall | CommitCall | HandOffCall
 
 
-class HandedOff:
-    """Tasks of a partition that workers have, as far as the owner has to track them."""
-
-    __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
-
-    def __init__(self) -> None:
-        self.ready: deque[tuple[str, FlightGroup]] = deque()
-        """Begun tasks with their queues, to be handed off with the next calls."""
-        self.put_off: list[tuple[str, Flight]] = []
-        """Tasks whose id another task has in a queue: they are handed off again."""
-        self.awaited: dict[bytes, Flight] = {}
-        """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
-        self.answered: dict[bytes, LiveSlice] = {}
-        """Addresses whose acks can be deleted once the end of the task is committed."""
-        self.cursor = 0
-        """Cursor of the acks in this round."""
-
-    @property
-    def is_watched(self) -> bool:
-        """True if something here waits for acks of workers."""
-        return bool(self.awaited or self.put_off or self.answered)
-
-    @property
-    def out(self) -> int:
-        """Number of fired rows whose end this owner need not wait for: the next owner resumes them."""
-        flights = (*self.awaited.values(), *(flight for _, flight in self.put_off))
-        return sum(not flight.live.forgotten for flight in flights)
-
-
 MOST_MOVES: Final = 200
 """Most tasks that one commit moves into hold slices: the server does nothing else meanwhile."""
 
@@ -259,7 +231,7 @@ class Partition:
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.pending_writes = PendingWrites()
+        self._pending_writes = PendingWrites()
         self.holders = holders or Holders()
         self.hold_policy = HoldPolicy(self.holders)
         self.lanes = Lanes(self.hold_policy.barrier_ms)
@@ -268,10 +240,19 @@ class Partition:
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
 
         Set by `begin`, `commit` and `give_to_workers`, cleared by `answered`, and by nothing else."""
-        self.handed = HandedOff()
+        self._ready: deque[tuple[str, FlightGroup]] = deque()
+        """Begun tasks with their queues, to be handed off with the next calls."""
+        self._put_off: list[tuple[str, Flight]] = []
+        """Tasks whose id another task has in a queue: they are handed off again."""
+        self._awaited: dict[bytes, Flight] = {}
+        """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
+        self._answered: dict[bytes, LiveSlice] = {}
+        """Addresses whose acks can be deleted once the end of the task is committed."""
+        self.ack_cursor = 0
+        """Cursor of the acks in this round."""
         self.chains = Chains()
         """The schedules of this partition."""
-        self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
+        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -305,7 +286,7 @@ class Partition:
             if live.from_ms >= soonest:
                 break
             queue = live.queue  # read directly: this runs in every tick, over all slices
-            if queue and not live.blocks_its_lane and (live.pace is None or self.due_selector.room_of(live, 1)):
+            if queue and not live.blocks_its_lane and (live.pace is None or self._due_selector.room_of(live, 1)):
                 soonest = min(soonest, live.from_ms + queue.first_offset)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
@@ -328,27 +309,29 @@ class Partition:
         """True if all begun tasks are finished or with workers, and the server knows it."""
         if self.has_writes or self.unanswered is not None:
             return False
-        return sum(live.out for live in self.slices.values()) == self.handed.out
+        # The next owner resumes those that workers have.
+        with_workers = (*self._awaited.values(), *(flight for _, flight in self._put_off))
+        return sum(live.out for live in self.slices.values()) == sum(not one.live.forgotten for one in with_workers)
 
     @property
     def has_outcomes(self) -> bool:
         """True if outcomes are unwritten, including tasks being moved into hold slices."""
-        return bool(self.pending_writes.outcomes) or self.hold_policy.has_outcomes
+        return bool(self._pending_writes.outcomes) or self.hold_policy.has_outcomes
 
     @property
     def has_writes(self) -> bool:
         """True if something has ended, or waits for a worker, and the server does not know it."""
-        return bool(self.pending_writes.dirty or self.has_outcomes or self.handed.ready)
+        return bool(self._pending_writes.dirty or self.has_outcomes or self._ready)
 
     @property
     def unwritten(self) -> int:
         """Number of tasks whose outcome or hand-off is not on its way yet."""
-        return len(self.pending_writes.outcomes) + sum(len(group.flights) for _, group in self.handed.ready)
+        return len(self._pending_writes.outcomes) + sum(len(group.flights) for _, group in self._ready)
 
     @property
     def dirty_since(self) -> float:
         """Since when plain successes wait to be committed, by the monotonic clock; infinity if none do."""
-        return self.pending_writes.dirty_since
+        return self._pending_writes.dirty_since
 
     @property
     def to_spill(self) -> int:
@@ -356,7 +339,12 @@ class Partition:
         return self.hold_policy.spill_queue.count
 
     def may_begin_now(self, now_ms: int) -> bool:
-        return self.may_begin and bool(self.soonest_ms <= now_ms or self.lanes.woken or self.chains.ready)
+        return self.may_begin and (self.soonest_ms <= now_ms or self.has_ready)
+
+    @property
+    def has_ready(self) -> bool:
+        """True if a lane's next task, or a planned run that had to wait, may be able to begin."""
+        return bool(self.lanes.woken or self.chains.ready)
 
     # -- begin ---------------------------------------------------------------------------------------
 
@@ -368,7 +356,7 @@ class Partition:
         """
         if self.unanswered is not None:
             return None
-        leaving = self.due_selector.take(self.slices, now_ms, limit, whole=whole)
+        leaving = self._due_selector.take(self.slices, now_ms, limit, whole=whole)
         self.survey()
         touched = self._touch(leaving.places, commit=commit)
         if not touched.lives:
@@ -382,8 +370,8 @@ class Partition:
 
     def _touch(self, places: Mapping[LiveSlice, Sequence[int]], *, commit: bool) -> Touched:
         if commit:
-            dirty = dict.fromkeys(islice(self.pending_writes.dirty, MOST_SLICES), ())
-            return self.pending_writes.take_done(
+            dirty = dict.fromkeys(islice(self._pending_writes.dirty, MOST_SLICES), ())
+            return self._pending_writes.take_done(
                 {**places, **{live: () for live in dirty if live not in places}}, places
             )
         return Touched(list(places), [live.touch(some, commit=False) for live, some in places.items()], 0)
@@ -452,7 +440,7 @@ class Partition:
         leaving, cancelled = begun.part(x)
         for flight in cancelled:
             flight.live.land(1, [flight.index])
-            self.pending_writes.settled(flight.live, 0.0)
+            self._pending_writes.settled(flight.live, 0.0)
             self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched):
             left = list(_flights(leaving))
@@ -465,8 +453,8 @@ class Partition:
 
     def take_back(self, begun: BeginCall) -> None:
         """Undo a call that wrote nothing: everything waits again, and done bits still have to be committed."""
-        self.due_selector.take_back(begun)
-        self.pending_writes.take_back(begun)
+        self._due_selector.take_back(begun)
+        self._pending_writes.take_back(begun)
         self.survey()
 
     def forget(self, live: LiveSlice) -> None:
@@ -494,22 +482,22 @@ class Partition:
             self.chains.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
-        self.pending_writes.forget([live])
+        self._pending_writes.forget([live])
         self.survey()
 
     # -- outcomes -----------------------------------------------------------------------------------
 
     def done(self, live: LiveSlice, indexes: Sequence[int]) -> bool:
         """Record plain successes. Return True if nothing else waited to be committed."""
-        first = not self.pending_writes.dirty
+        first = not self._pending_writes.dirty
         live.land(len(indexes), indexes)
         live.finished += len(indexes)
-        self.pending_writes.settled(live, monotonic())
+        self._pending_writes.settled(live, monotonic())
         return first
 
     def write(self, settled: Settled) -> None:
         """Record an outcome of a row that was never begun."""
-        self.pending_writes.ended(settled, monotonic())
+        self._pending_writes.ended(settled, monotonic())
 
     def run_over(self, flight: Flight, outcome: str, now_ms: int) -> None:
         """Note that a run of a schedule has ended, with no further attempt."""
@@ -522,7 +510,7 @@ class Partition:
 
     def take_damaged(self) -> list[Damaged]:
         """Return the entries found since the last call that cannot be read."""
-        damaged, self.due_selector.row_decoder.damaged = self.due_selector.row_decoder.damaged, []
+        damaged, self._due_selector.row_decoder.damaged = self._due_selector.row_decoder.damaged, []
         for one in damaged:
             one.live.held.add(one.index)  # another pass over the list must not take it again
         return damaged
@@ -531,7 +519,7 @@ class Partition:
         """Record the end of a flight. If its task is over, the next one of its lane may leave."""
         if settled.is_over and flight.body.lane is not None:
             settled = settled._replace(hold=self._free_lane(flight.body.lane, flight.idh))
-        self.pending_writes.ended(settled, monotonic())
+        self._pending_writes.ended(settled, monotonic())
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
@@ -557,14 +545,14 @@ class Partition:
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
         if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
-            self.pending_writes.outcomes.append(Settled(hold=hold))
+            self._pending_writes.outcomes.append(Settled(hold=hold))
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Handle rows just read: record those that need no delivery, and when the next is due."""
         if live.bits.dirty:
-            self.pending_writes.settled(live, now_s)
+            self._pending_writes.settled(live, now_s)
         for index in live.row_filter.repeats:
-            self.pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
+            self._pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
         live.row_filter.repeats = []
         for prefix in live.row_filter.tombstones:
             self.lanes.ask_first(prefix)
@@ -582,15 +570,15 @@ class Partition:
         """
         if self.unanswered is not None or not self.has_outcomes:
             return None
-        settled = self.pending_writes.take_outcomes()
+        settled = self._pending_writes.take_outcomes()
         retries = [one.retry for one in settled if one.retry is not None]
         parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
         # Move nothing behind the failed head of a lane before the server knows of the head.
-        moves = self.hold_policy.take_moves(0 if self.pending_writes.outcomes else MOST_MOVES, parked)
+        moves = self.hold_policy.take_moves(0 if self._pending_writes.outcomes else MOST_MOVES, parked)
         if not (settled or moves.moves or moves.records):
             return None
         ended = (one.live for one in settled if one.live is not None)
-        done = self.pending_writes.take_done(dict.fromkeys((*ended, *moves.lives)))
+        done = self._pending_writes.take_done(dict.fromkeys((*ended, *moves.lives)))
         work = Commit(
             self.number,
             self.token,
@@ -613,25 +601,25 @@ class Partition:
 
     def hand_off(self, queue: str, group: FlightGroup) -> None:
         """Let the next call hand these tasks off to a queue."""
-        self.handed.ready.append((queue, group))
+        self._ready.append((queue, group))
 
     def give_to_workers(self) -> HandOffCall | None:
         """Return a call that hands tasks off, with the done bits of those that end with it.
 
         Return None if there is nothing to hand off, or a call is under way.
         """
-        if self.unanswered is not None or not self.handed.ready:
+        if self.unanswered is not None or not self._ready:
             return None
         by_queue: dict[str, list[FlightGroup]] = {}
         taken = size = 0
-        while self.handed.ready and taken < MOST_TASKS and size <= MOST_BYTES:
-            queue, group = self.handed.ready.popleft()
+        while self._ready and taken < MOST_TASKS and size <= MOST_BYTES:
+            queue, group = self._ready.popleft()
             if group.live.forgotten:
                 continue
             fits = _how_many(group, MOST_TASKS - taken, MOST_BYTES - size)
             if fits < len(group.flights):
                 group, rest = group.split(fits)
-                self.handed.ready.appendleft((queue, rest))
+                self._ready.appendleft((queue, rest))
             by_queue.setdefault(queue, []).append(group)
             taken += len(group.flights)
             size += sum(len(flight.row) + ADDRESS_BYTES for flight in group.flights)
@@ -652,23 +640,70 @@ class Partition:
                     group.live.land(len(indexes), indexes)
                     touched[group.live] = None
                     over += len(indexes)
-        done = self.pending_writes.take_done(touched)
+        done = self._pending_writes.take_done(touched)
         work = HandOff(self.number, self.token, self.seq + 1, done.finished, done.touches, queues)
         self.unanswered = call = HandOffCall(work, flights, done.lives, over < len(flights))
         return call
 
+    def handed_off(self, call: HandOffCall, answers: Mapping[int, bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Note which tasks workers have. Return how many are done with that, and the acks of those that a worker has
+        ended already, by address."""
+        if not (call.has_lanes or answers):
+            return len(call.flights), []
+        queues = [queue for queue, records in call.work.queues.items() for _ in records]
+        delivered, ended = 0, []
+        for position, flight in enumerate(call.flights):
+            answer = answers.get(position)
+            if answer == BUSY:
+                if flight.body.lane is None:
+                    flight.live.reopen(flight.index)  # it stays fired, also on the server
+                self._put_off.append((queues[position], flight))
+            elif flight.body.lane is None:
+                delivered += 1
+            else:
+                address = flight.address
+                self._awaited[address] = flight
+                if answer is not None:
+                    ended.append((address, answer))
+        return delivered, ended
+
+    def hand_off_again(self) -> None:
+        """Try again to hand off tasks whose id another task had in a queue."""
+        again, self._put_off = self._put_off, []
+        for queue, flight in again:
+            self.hand_off(queue, FlightGroup(flight.live, [flight], [flight.index]))
+
+    @property
+    def waits_for_workers(self) -> bool:
+        """True if something waits for workers or their acks, or an ack is still to be deleted."""
+        return bool(self._awaited or self._put_off or self._answered)
+
+    @property
+    def awaits_acks(self) -> bool:
+        return bool(self._awaited)
+
+    def back_from_worker(self, address: bytes, idh: bytes | None = None) -> Flight | None:
+        """Return the task at this address that a worker has ended; None if it is not awaited, or is another one."""
+        flight = self._awaited.get(address)
+        if flight is None or idh not in (None, flight.idh):
+            return None
+        del self._awaited[address]
+        if flight.live.forgotten:
+            return None  # its slice is read again; it is handed off again and settled by the same ack
+        self._answered[address] = flight.live
+        return flight
+
     def known_ends(self, most: int) -> list[bytes]:
         """Return addresses of tasks whose worker has answered, and whose end the server knows."""
-        if self.unanswered is not None or self.pending_writes.outcomes:
+        if self.unanswered is not None or self._pending_writes.outcomes:
             return []
-        dirty = self.pending_writes.dirty
-        return [address for address, live in self.handed.answered.items() if live not in dirty][:most]
+        dirty = self._pending_writes.dirty
+        return [address for address, live in self._answered.items() if live not in dirty][:most]
 
-    def put_off(self, queue: str, flight: Flight) -> None:
-        """Make a task wait: it stays fired, also on the server, and is not done."""
-        if flight.body.lane is None:
-            flight.live.reopen(flight.index)
-        self.handed.put_off.append((queue, flight))
+    def forget_ends(self, addresses: Iterable[bytes]) -> None:
+        """Forget tasks of which the acks are deleted."""
+        for address in addresses:
+            self._answered.pop(address, None)
 
 
 def _records(group: FlightGroup) -> list[bytes]:

@@ -271,7 +271,7 @@ def mark_failed_as_done(pending: PendingWrites) -> None:
 
 def failed_are_done(call: Any) -> Any:
     def marked(self: Partition, *args: Any, **options: Any) -> Any:
-        mark_failed_as_done(self.pending_writes)
+        mark_failed_as_done(self._pending_writes)
         return call(self, *args, **options)
 
     return marked
@@ -280,8 +280,8 @@ def failed_are_done(call: Any) -> Any:
 def _done_at_once(ended: Any) -> Any:
     def done(self: Partition, flight: Flight, settled: Settled) -> None:
         ended(self, flight, settled)
-        mark_failed_as_done(self.pending_writes)
-        self.pending_writes.settled(flight.live, 0.0)
+        mark_failed_as_done(self._pending_writes)
+        self._pending_writes.settled(flight.live, 0.0)
 
     return done
 

@@ -13,8 +13,8 @@ def _at_once(settle: Any) -> Any:
     def settle_all(self: WorkerAcks, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
         settle(self, partition, call, answers)
         for flight in call.flights:
-            if flight.address in partition.handed.awaited:
-                self._ended(partition, flight.address, b"d")
+            if partition.awaits_acks:
+                self._ended(partition, flight.address, None, b"d")
 
     return settle_all
 
