@@ -119,7 +119,9 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     tickers: Tickers, store: Store, few_at_a_time: None
 ) -> None:
     """A step writes the ends of one partition; those of the others wait, and what is due leaves in between."""
-    ticker = await tickers(handlers={"kafka": lambda _: Retry("broken", after_ms=60_000)})
+    # A long lease: a machine that stalls for seconds must not cost the partitions.
+    options = EngineOptions(lease_s=300.0)
+    ticker = await tickers(handlers={"kafka": lambda _: Retry("broken", after_ms=60_000)}, options=options)
     engine = ticker.engine
     await ticker.client.put_many(Task("kafka:broken", n, id=f"b{n}", after="1s") for n in range(64))
     await ticker.client.put_many(Task("log:", "free", id=f"f{n}", after="1200ms") for n in range(8))
