@@ -14,7 +14,7 @@ from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.lane import LanePolicy
 from mainspring.model.queue_rules import QueueRules
-from mainspring.model.shared_settings import SharedSettings, checked_setting
+from mainspring.model.shared_settings import DEFAULTS, SharedSettings, checked_setting
 from mainspring.node.node import Node
 from mainspring.scheduler.worker_process import Workplace
 from mainspring.sinks.log import NullSink
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_the_first_node_writes_what_it_says_and_those_that_say_nothing_take_it(own: Server) -> None:
     async with running(node_of(own, dedupe_window_s=7200, max_payload_bytes=100, queue=PARK)):
-        assert kept(own) == {
+        assert kept(own) == DEFAULTS | {
             "dedupe_window": "7200000ms",
             "max_payload_bytes": "100",
             "queue.mail.lane_policy": "park",
@@ -93,7 +93,7 @@ async def test_a_node_that_says_nothing_writes_the_defaults_and_a_client_writes_
     async with Client(own.url, partitions=4, dedupe_window="5m") as client:
         assert (client.store.shared.dedupe_window_ms, kept(own)) == (300_000, {})
     async with running(node_of(own)):
-        assert kept(own) == {"dedupe_window": "3600000ms", "max_payload_bytes": "65536"}
+        assert kept(own) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_command_shows_before_and_after_and_refuses_what_is_wrong(own: Serve
 async def test_settings_that_a_server_lost_are_written_again(own: Server) -> None:
     async with running(node_of(own, dedupe_window_s=60)):
         assert (await asyncio.to_thread(configure, own, "set", "dedupe_window", "2h")).returncode == 0
-        changed = {"dedupe_window": "7200000ms", "max_payload_bytes": "65536"}
+        changed = DEFAULTS | {"dedupe_window": "7200000ms"}
         await until(lambda: kept(own) == changed)
         own.call("FLUSHALL")
         await until(lambda: kept(own) == changed)

@@ -59,7 +59,7 @@ def show(
 
 @app.command("set")
 def set_(
-    name: Annotated[str, typer.Argument(help="dedupe_window, max_payload_bytes or queue.<name>.lane_policy.")],
+    name: Annotated[str, typer.Argument(help="dedupe_window, max_payload_bytes, history_bytes, …")],
     value: Annotated[str, typer.Argument(help="Such as 2h, 65536 or park.")],
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None,

@@ -15,8 +15,13 @@ from ..model.lane import LanePolicy
 from ..model.limits import MAX_PENDING, MAX_PENDING_BYTES
 from ..model.queue_rules import QueueRules, parse_queues
 from ..model.retry import RetryPolicy
+from ..model.run import HistoryRules
 from ..model.shared_settings import (
     DEDUPE_WINDOW,
+    HISTORY_BYTES,
+    HISTORY_DETAILS_BYTES,
+    HISTORY_DETAILS_KEEP,
+    LARGEST_HISTORY_BYTES,
     LARGEST_PAYLOAD_BYTES,
     LONGEST_WINDOW_MS,
     MAX_PAYLOAD,
@@ -133,6 +138,14 @@ class Config:
     """How long a finished id is known. None is what the namespace says, one hour for a new one."""
     max_payload_bytes: int | None = None
     """The largest payload. None is what the namespace says, 64 KiB for a new one."""
+    history: HistoryRules = field(default_factory=HistoryRules)
+    """Which runs the history keeps: `all`, `failures` or `off`, by schedule, queue, named target or scheme."""
+    history_bytes: int | None = None
+    """Memory of the history of runs. None is what the namespace says, 256 MiB for a new one; 0 keeps none."""
+    history_details_bytes: int | None = None
+    """Memory of the details of runs. None is what the namespace says, 64 MiB for a new one; 0 keeps none."""
+    history_details_keep_s: float | None = None
+    """How long details are kept. None is what the namespace says, 7 days for a new one."""
     dead_letters_max_age_s: float = 90 * 86_400.0
     """Older dead letters are dropped; 0 keeps them."""
     dead_letters_max: int = 1_000_000
@@ -292,7 +305,19 @@ class Config:
             said[DEDUPE_WINDOW] = f"{round(self.dedupe_window_s * 1000)}ms"
         if self.max_payload_bytes is not None:
             said[MAX_PAYLOAD] = str(self.max_payload_bytes)
+        if self.history_bytes is not None:
+            said[HISTORY_BYTES] = str(self.history_bytes)
+        if self.history_details_bytes is not None:
+            said[HISTORY_DETAILS_BYTES] = str(self.history_details_bytes)
+        if self.history_details_keep_s is not None:
+            said[HISTORY_DETAILS_KEEP] = f"{round(self.history_details_keep_s * 1000)}ms"
         return said
+
+    @property
+    def history_rules(self) -> HistoryRules:
+        """The rules of the history, for a process that knows the named targets."""
+        addresses = {name: getattr(spec, "address", "https:") for name, spec in self.targets.items()}
+        return self.history.named({name: address.partition(":")[0] for name, address in addresses.items()})
 
     @property
     def needs_keys(self) -> bool:
@@ -392,6 +417,9 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("catch_up_after_s", 1, 86400),
     ("dedupe_window_s", 0, LONGEST_WINDOW_MS / 1000),
     ("max_payload_bytes", 1, LARGEST_PAYLOAD_BYTES),
+    ("history_bytes", 0, LARGEST_HISTORY_BYTES),
+    ("history_details_bytes", 0, LARGEST_HISTORY_BYTES),
+    ("history_details_keep_s", 1, LONGEST_WINDOW_MS / 1000),
     ("dead_letters_max_age_s", 0, 100 * 366 * 86400),
     ("dead_letters_max", 0, 10**12),
     ("kafka_topic_partitions", 1, 100_000),

@@ -15,6 +15,7 @@ from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
 from ..model.queue_rules import QueueRules
 from ..model.retry import RetryRule, read_rules
+from ..model.run import HistoryRules
 from ..model.targets.command import Commands, read_commands, write_commands
 from ..model.targets.named import Targets
 from ..model.targets.url import read_api_url
@@ -252,6 +253,10 @@ SETTINGS: Final = {
     "audit_entries": Setting("audit_entries", _whole),
     "dedupe_window": Setting("dedupe_window_s", _seconds),
     "max_payload_bytes": Setting("max_payload_bytes", _whole),
+    "history": Setting("history", HistoryRules.read),
+    "history_bytes": Setting("history_bytes", _whole),
+    "history_details_bytes": Setting("history_details_bytes", _whole),
+    "history_details_keep": Setting("history_details_keep_s", _seconds),
     "dead_letters_max_age": Setting("dead_letters_max_age_s", _seconds),
     "dead_letters_max": Setting("dead_letters_max", _whole),
     "http_allow": Setting("http_allow", _list),
@@ -298,6 +303,7 @@ _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
     read_kafka: (Properties,),
     BreakerPolicy.read: (BreakerPolicy,),
     LanePolicy.parse: (LanePolicy,),
+    HistoryRules.read: (HistoryRules,),
     Rate.read: (Rate,),
 }
 """What each of them makes."""

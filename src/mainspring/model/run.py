@@ -10,17 +10,19 @@ A node and a worker share `judge`, so that a policy means the same wherever a ta
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
 from .errors import InvalidInput
-from .ids import schedule_of
+from .ids import bare_idh, idh_of, schedule_of
 from .job import Output
 from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
+from .targets.names import shown_target
+from .task import pattern_fits
 
 UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
@@ -256,3 +258,157 @@ class HistoryRules:
 def _read_pair(text: str) -> tuple[str, str]:
     key, _, rule = text.strip().rpartition("=")
     return key, rule
+
+
+# -- what is read ----------------------------------------------------------------------------------------------
+
+
+class RunFilter(msgspec.Struct, frozen=True, gc=False):
+    """Selects runs that match every given field."""
+
+    schedule: str | None = None
+    target: str | None = None
+    """The whole target, or its beginning and `*`."""
+    queue: str | None = None
+    by: str | None = None
+    """The node or worker."""
+    ends: frozenset[RunEnd] | None = None
+    from_ms: int = 0
+    """When a run was recorded, included: within milliseconds of its end."""
+    to_ms: int = 1 << 45
+    """Not included."""
+    idhs: frozenset[bytes] | None = None
+    """Of one task: the hashes that it may have."""
+
+    def fits(self, record: RunRecord) -> bool:
+        """Return whether a record matches; its time is compared elsewhere."""
+        return (
+            (self.idhs is None or record.idh in self.idhs)
+            and (self.ends is None or record.end in self.ends)
+            and (self.schedule is None or record.schedule == self.schedule)
+            and (self.queue is None or record.queue == self.queue)
+            and (self.by is None or record.by == self.by)
+            and (self.target is None or pattern_fits(self.target, record.target))
+        )
+
+
+class KeptRun(NamedTuple):
+    """A run as the history has it."""
+
+    id: str
+    """Names the run for as long as it is kept."""
+    at_ms: int
+    """When it was recorded."""
+    record: RunRecord
+    details: RunDetails | None = None
+    """None in lists, and if none were left or they have gone."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        record, details = self.record, self.details
+        shown = {
+            "id": self.id,
+            "at_ms": self.at_ms,
+            "task": record.task_id,
+            "lane": record.lane,
+            "schedule": record.schedule,
+            "planned_ms": record.planned_ms,
+            "target": shown_target(record.target),
+            "queue": record.queue,
+            "worker": record.by,
+            "attempt": record.attempt,
+            "due_ms": record.due_ms,
+            "started_ms": record.began_ms or None,
+            "ended_ms": record.ended_ms,
+            "outcome": record.end,
+            "code": record.code,
+            "reason": record.reason,
+            "next_ms": record.next_ms,
+            "sent_bytes": record.sent_bytes,
+            "answer_bytes": record.answer_bytes,
+        }
+        if details is None:
+            return shown
+        return shown | {
+            "response": None if details.response is None else details.response.as_dict(),
+            "output": None if details.output is None else details.output.as_dict(),
+            "log": list(details.log),
+            "traceback": details.traceback,
+        }
+
+    @classmethod
+    def from_dict(cls, answer: dict[str, Any]) -> "KeptRun":
+        """Read a run as the HTTP API sends it."""
+        same = (
+            "attempt", "due_ms", "ended_ms", "target", "reason", "code", "next_ms", "lane", "queue", "planned_ms",
+            "sent_bytes", "answer_bytes",
+        )  # fmt: skip
+        task: str = answer["task"]
+        idh = bare_idh(task)
+        record = RunRecord(
+            idh or idh_of(task), answer["outcome"], id=None if idh else task, by=answer["worker"],
+            began_ms=answer["started_ms"] or 0, **{name: answer[name] for name in same},
+        )  # fmt: skip
+        if answer.get("log") is None:
+            return cls(answer["id"], answer["at_ms"], record)
+        response, output = answer["response"], answer["output"]
+        details = RunDetails(
+            None if response is None else Response.from_dict(response),
+            None if output is None else Output.from_dict(output),
+            tuple(answer["log"]),
+            answer["traceback"],
+        )
+        return cls(answer["id"], answer["at_ms"], record, details)
+
+
+class RunsPage(NamedTuple):
+    """Runs, newest first. A page may be short and still name a next one: its work is bounded."""
+
+    runs: list[KeptRun]
+    next: str | None
+
+
+class RunCounts(msgspec.Struct, frozen=True):
+    """Runs of one minute or hour."""
+
+    at_ms: int
+    ok: int = 0
+    failed: int = 0
+    retried: int = 0
+    skipped: int = 0
+    """Did not run, or not to its end, because someone or a rule said so."""
+    durations: tuple[int, ...] = (0,) * 12
+    """Runs by duration: less than 1 ms, 4 ms, 16 ms and so on; the last has all that took longer."""
+    latenesses: tuple[int, ...] = (0,) * 12
+    """First attempts by lateness, in the same steps."""
+    duration_ms: int = 0
+    """Sum of all durations."""
+    lateness_ms: int = 0
+
+    @property
+    def runs(self) -> int:
+        return self.ok + self.failed + self.retried + self.skipped
+
+
+BUCKETS: Final = 12
+"""Buckets of a histogram of durations; each is four times as wide as the one before."""
+
+
+def bucket_of(ms: int) -> int:
+    """Return the bucket of a duration: 0 for less than 1 ms, 1 for less than 4, 2 for less than 16 and so on."""
+    return 0 if ms <= 0 else min(BUCKETS - 1, (ms.bit_length() + 1) // 2)
+
+
+class HistoryState(NamedTuple):
+    """How much history a namespace keeps, and since when it is complete. Times are 0 if nothing was dropped yet."""
+
+    bytes: int
+    details_bytes: int
+    oldest_ms: int
+    """Runs recorded after this are all kept."""
+    oldest_failed_ms: int
+    """The same for failures, which have a budget of their own."""
+    oldest_details_ms: int
+    written: int
+    dropped: int
+    """Runs that could not be written."""

@@ -2,13 +2,16 @@
 
 dedupe_window               how long a finished id is remembered: 3600000ms
 max_payload_bytes           the largest payload: 65536
+history_bytes               memory of the history of runs: 268435456
+history_details_bytes       memory of the details of runs: 67108864
+history_details_keep        how long details are kept: 604800000ms
 queue.<name>.lane_policy    what happens to a lane of the queue whose head fails: park
 """
 
 import contextlib
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from .errors import ConfigError, InvalidInput
 from .lane import LanePolicy
@@ -18,11 +21,27 @@ from .times import delay_ms
 
 DEDUPE_WINDOW: Final = "dedupe_window"
 MAX_PAYLOAD: Final = "max_payload_bytes"
-DEFAULTS: Final = {DEDUPE_WINDOW: "3600000ms", MAX_PAYLOAD: str(MAX_PAYLOAD_BYTES)}
+HISTORY_BYTES: Final = "history_bytes"
+HISTORY_DETAILS_BYTES: Final = "history_details_bytes"
+HISTORY_DETAILS_KEEP: Final = "history_details_keep"
+DEFAULTS: Final = {
+    DEDUPE_WINDOW: "3600000ms",
+    MAX_PAYLOAD: str(MAX_PAYLOAD_BYTES),
+    HISTORY_BYTES: str(256 << 20),
+    HISTORY_DETAILS_BYTES: str(64 << 20),
+    HISTORY_DETAILS_KEEP: "604800000ms",
+}
 """Values used if neither the namespace nor the process sets one. A node writes them into a new namespace."""
 
 LONGEST_WINDOW_MS: Final = 366 * 86_400_000
 LARGEST_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+LARGEST_HISTORY_BYTES: Final = 1 << 50
+_NUMBERS: Final = {
+    MAX_PAYLOAD: (1, LARGEST_PAYLOAD_BYTES),
+    HISTORY_BYTES: (0, LARGEST_HISTORY_BYTES),
+    HISTORY_DETAILS_BYTES: (0, LARGEST_HISTORY_BYTES),
+}
+_SPANS: Final = (DEDUPE_WINDOW, HISTORY_DETAILS_KEEP)
 _LANE_POLICY: Final = re.compile(r"queue\.(.+)\.lane_policy")
 
 
@@ -33,22 +52,31 @@ def lane_policy_of(queue: str) -> str:
 
 def checked_setting(name: str, text: str) -> str:
     """Return the text in its stored form, so that equal values are equal texts; refuse unknown names and bad values."""
-    if name == DEDUPE_WINDOW:
+    if name in _SPANS:
         window_ms = delay_ms(text, field=name)
         if window_ms > LONGEST_WINDOW_MS:
             raise InvalidInput(f"{name} is {text!r}; give at most 366d")
         return f"{window_ms}ms"
-    if name == MAX_PAYLOAD:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LARGEST_PAYLOAD_BYTES):
-            raise InvalidInput(f"{name} is {text!r}; give a whole number from 1 to {LARGEST_PAYLOAD_BYTES}")
+    if name in _NUMBERS:
+        low, high = _NUMBERS[name]
+        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+            raise InvalidInput(f"{name} is {text!r}; give a whole number from {low} to {high}")
         return str(int(text))
     queue = _LANE_POLICY.fullmatch(name)
     if queue is None:
         raise InvalidInput(
-            f"{name!r} is not a setting of a namespace; use {DEDUPE_WINDOW}, {MAX_PAYLOAD} or queue.<name>.lane_policy"
+            f"{name!r} is not a setting of a namespace; use {', '.join(DEFAULTS)} or queue.<name>.lane_policy"
         )
     check_queue(queue[1])
     return str(LanePolicy.parse(text))
+
+
+class HistoryLimits(NamedTuple):
+    """What the history of runs may take, in the whole namespace. 0 bytes keep nothing."""
+
+    bytes: int
+    details_bytes: int
+    details_keep_ms: int
 
 
 class SharedSettings:
@@ -81,6 +109,11 @@ class SharedSettings:
         found = DEFAULTS | self._said | self.kept
         self.dedupe_window_ms = delay_ms(found[DEDUPE_WINDOW], field=DEDUPE_WINDOW)
         self.max_payload_bytes = int(found[MAX_PAYLOAD])
+        self.history = HistoryLimits(
+            int(found[HISTORY_BYTES]),
+            int(found[HISTORY_DETAILS_BYTES]),
+            delay_ms(found[HISTORY_DETAILS_KEEP], field=HISTORY_DETAILS_KEEP),
+        )
         lanes = {name[1]: text for key, text in found.items() if (name := _LANE_POLICY.fullmatch(key))}
         self.queue_lanes.clear()
         self.queue_lanes |= {queue: LanePolicy.parse(text) for queue, text in lanes.items()}

@@ -33,7 +33,7 @@ DATA: Final = (
     "bitcount", "bitpos", "del", "exists", "get", "getbit", "getrange", "mget", "mset", "object|encoding", "persist",
     "pexpire", "set", "setbit", "setrange", "unlink",
     # hashes
-    "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan", "hset", "hsetnx", "hvals",
+    "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hrandfield", "hscan", "hset", "hsetnx", "hvals",
     # lists
     "lindex", "llen", "lpos", "lpush", "lrange", "lset", "ltrim", "rpush",
     # sets and sorted sets

@@ -6,6 +6,7 @@ answers = await queue.finish(store, [End(job, DONE) for job in jobs])
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry,
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
 from .redis.connection import RedisCommand
 from .redis.sender import Group
+from .runs import runs_call
 from .store import Store
 from .tasks.cancel import note
 from .tasks.put import WAKE_MS, fresh_score
@@ -133,19 +135,42 @@ async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
     for number, end in enumerate(ends):
         if once.setdefault(end.job.key, number) != number:
             answers[number] = "lost"  # listed twice: the first one ends it
-    numbers = list(once.values())
-    every = by_partition([ends[number].job for number in numbers])
     now_ms = store.clock.now_ms()
-    groups = [_group(store, by, [ends[numbers[i]] for i in by.numbers], now_ms) for by in every]
-    for by, result in zip(every, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            for i in by.numbers:
-                answers[numbers[i]] = result
-            continue
-        for position in result[0]:
-            answers[numbers[by.numbers[position - 1]]] = "lost"
+    sent = {number: ends[number] for number in once.values()}
+    while sent:
+        numbers = list(sent)
+        every = by_partition([end.job for end in sent.values()])
+        groups = [_group(store, by, [sent[numbers[i]] for i in by.numbers], now_ms) for by in every]
+        again: dict[int, End] = {}
+        for by, result in zip(every, await store.run(groups), strict=True):
+            called = [numbers[i] for i in by.numbers]
+            if isinstance(result, StoreError):
+                for number in called:
+                    answers[number] = result
+                continue
+            refused = result[0]
+            if refused:
+                # Nothing was written: the runs of a call are packed together, and must be those that ended.
+                again |= {number: sent[number] for number in called}
+            for position in refused:
+                number = called[abs(position) - 1]
+                if position > 0:
+                    answers[number] = "lost"
+                    del again[number]
+                else:
+                    again[number] = _called_off(sent[number])
+        sent = again
     await note(store, _cancelled(ends, answers))
     return answers
+
+
+def _called_off(end: End) -> End:
+    """Return the end of a job that was to be retried, but has been cancelled meanwhile."""
+    runs = end.runs
+    if runs and runs[-1].record.end == "retry":
+        last = msgspec.structs.replace(runs[-1].record, end="cancelled", next_ms=None)
+        runs = (*runs[:-1], runs[-1]._replace(record=last))
+    return replace(end, outcome=JobCancelled(), runs=runs)
 
 
 def _cancelled(ends: Sequence[End], answers: Sequence[FinishAnswer]) -> list[tuple[int, bytes]]:
@@ -167,7 +192,6 @@ class _Args:
         self.lanes: list[Any] = []
         self.cancels: list[Any] = []
         self.results: list[Any] = []
-        self.x_retries: list[str] = []
         self.s_retries: list[str] = []
         self.x_lanes: list[str] = []
         self.x_cancels: list[str] = []
@@ -194,11 +218,12 @@ def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
     keys = [names.n, names.slices, names.ids, names.queued, names.acks, names.dead, names.dead_times]
     keys += map(names.queue, by.queues)
     keys += [names.entries(place.name) for place in parts.places]
-    keys += (*parts.x_retries, *parts.x_lanes, *parts.x_cancels, *parts.result_keys, *parts.s_retries)
+    run_keys, runs = runs_call(store, names, [run for end in ends for run in end.runs])
+    keys += (*parts.x_lanes, *parts.x_cancels, *parts.result_keys, *parts.s_retries, *run_keys)
     jobs = by.jobs
     args: list[Any] = [
-        len(by.queues), len(parts.places), len(ends), len(parts.x_retries), len(parts.deaths) // 3,
-        len(parts.x_lanes), len(parts.x_cancels), len(parts.result_keys), *by.queues.values(),
+        len(by.queues), len(parts.places), len(ends), len(parts.s_retries), len(parts.deaths) // 3,
+        len(parts.x_lanes), len(parts.x_cancels), len(parts.result_keys), runs, *by.queues.values(),
         *[job.idh for job in jobs], *[job.claim for job in jobs], *[job.entry for job in jobs],
     ]  # fmt: skip
     for place in parts.places:
@@ -220,9 +245,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
                 parts.places.append(place)
             known_by_place = int(job.body.id is None)
             parts.retries += (position, parts.places.index(place) + 1, address_prefix(place), row, known_by_place)
-            s, _, _, x = _keys_of(names, job)
-            parts.x_retries.append(x)
-            parts.s_retries.append(s)
+            parts.s_retries.append(_keys_of(names, job)[0])
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
             parts.deaths += (position, _letter(job, outcome, now_ms).encode(), now_ms)

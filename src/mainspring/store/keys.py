@@ -10,6 +10,7 @@ from ..model.errors import InvalidInput
 
 SLOTS: Final = 16384
 SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 HOLD_MS: Final = 1 << 32
 """Width used in the names of hold slices: any four-byte offset fits into one."""
@@ -206,14 +207,28 @@ class PartitionKeys:
     sched: str
     next: str
     off: str
+    runs_n: str
+    runs: str
+    failed_runs: str
+    run_details: str
+    run_rings: str
 
     @classmethod
     def make(cls, namespace: str, number: int, tag: str) -> "PartitionKeys":
         names = (
             "slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake",
             "queued", "acks", "queues", "work", "holds", "sched", "next", "off",
+            "runs:n", "runs", "runs:failed", "runs:details", "runs:ring",
         )  # fmt: skip
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
+
+    def rollup(self, width_ms: int, at_ms: int) -> str:
+        """Key of the counts of runs in the minute or hour of this time; it expires."""
+        return f"{{{self.tag}}}:runs:{'m' if width_ms == MINUTE_MS else 'h'}:{at_ms // width_ms}"
+
+    def run_log(self, idh: bytes) -> str:
+        """Key of the stream with the lines of a running job; it expires."""
+        return f"{{{self.tag}}}:log:{idh.hex()}"
 
     def answer(self, hashed: str) -> str:
         """Key of the stored answer to a request with an Idempotency-Key."""

@@ -13,7 +13,7 @@ from .redis.connection import Arg, RedisCommand
 
 _NEEDS: Final = {
     "tick": ("time", "fence", "entry", "place", "occurrence"),
-    "commit": ("time", "fence", "entry", "place"),
+    "commit": ("time", "fence", "entry", "place", "runs"),
     "hand_off": ("time", "fence", "entry", "record"),
     "drop": ("time", "entry"),
     "put_ids": ("place",),
@@ -46,7 +46,7 @@ _NEEDS: Final = {
     "queue_reclaim": ("time", "record"),
     "queue_beat": (),
     "queue_back": ("record",),
-    "queue_finish": ("entry", "copies", "place", "record", "call_off"),
+    "queue_finish": ("time", "entry", "copies", "place", "record", "call_off", "runs"),
     "queue_cancel": ("entry", "record", "call_off"),
     "schedule_put": ("entry", "place"),
     "schedule_add": ("entry", "place"),

@@ -23,7 +23,7 @@ QUEUES: Final = (
     Mutation(
         "finish-without-the-claim",
         "whoever has run a task may end it, also one whose lease was over long ago",
-        (Rewrite("queue_finish", "    else lost[i], out[#out + 1] = true, i end\n", "    end\n"),),
+        (Rewrite("queue_finish", "    else out[#out + 1] = i end\n", "    end\n"),),
     ),
     Mutation(
         "reclaim-without-a-new-claim",

@@ -16,6 +16,7 @@ from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..records import KeptResult
 from ..redis.connection import RedisCommand
 from ..redis.sender import Group
+from ..runs import runs_call
 from ..store import Store
 from ..tasks.put import fresh_score
 
@@ -324,10 +325,11 @@ def _commit_group(store: Store, work: Commit) -> Group:
     wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
+    run_keys, runs = runs_call(store, names, work.runs)
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
         len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
-        len(work.answers),
+        len(work.answers), runs,
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
@@ -349,6 +351,7 @@ def _commit_group(store: Store, work: Commit) -> Group:
     for answer in work.answers:
         keys.append(names.result(answer.idh))
         args += (answer.ttl_ms, answer.data)
+    keys += run_keys
     return names.slot, [store.scripts.call("commit", keys, args)]
 
 

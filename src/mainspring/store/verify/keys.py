@@ -33,6 +33,11 @@ _PARTITION_TYPES: Final = {
     "sched": b"hash",
     "next": b"hash",
     "off": b"list",
+    "runs_n": b"hash",
+    "runs": b"stream",
+    "failed_runs": b"stream",
+    "run_details": b"stream",
+    "run_rings": b"hash",
 }
 _NAMESPACE_TYPES: Final = {
     "meta": b"hash",
@@ -48,7 +53,7 @@ _NAMESPACE_TYPES: Final = {
     "worker_times": b"zset",
 }
 _PASSING: Final = re.compile(
-    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|lanes:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)",
+    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|log:[0-9a-f]{32}|runs:[mh]:\d+|lanes:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)",
     re.DOTALL,
 )
 """Keys that expire by themselves and that nothing else depends on."""

@@ -2,8 +2,10 @@
 -- into hold slices.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; s, f, x of each slice that tasks are moved from; a key for each answer
--- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, then
+--       moves; s, f, x of each slice that tasks are moved from; a key for each answer; if runs are written, those of
+--       lib/_runs.lua
+-- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, runs (see
+--       lib/_runs.lua, '' = none), then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
@@ -30,7 +32,7 @@ local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
 if status == 'repeated' then return {now, 'ok'} end
 if status then return {now, status} end
-local a = 12
+local a = 13
 for i = 0, touched - 1 do
   local at = a + i * 6
   if not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
@@ -152,4 +154,5 @@ for i = 0, touched - 1 do
   else redis.call('SETRANGE', KEYS[10 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
 end
 redis.call('SET', fence, new_fence)
+write_runs(now, ARGV[13])
 return {now, 'ok'}

@@ -1,0 +1,462 @@
+"""The history of runs: written with the call that ends them, read page by page. See docs/history.md.
+
+keys, raw = runs_call(store, names, runs)       # what a script of `lua/lib/_runs.lua` is given
+page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
+"""
+
+import heapq
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from ..model.errors import InvalidInput, StoreError
+from ..model.ids import idh_in_lane
+from ..model.run import (
+    BUCKETS,
+    FAILED_ENDS,
+    HistoryState,
+    KeptRun,
+    Run,
+    RunCounts,
+    RunDetails,
+    RunFilter,
+    RunRecord,
+    RunsPage,
+    bucket_of,
+)
+from ..model.targets.names import receiver_of
+from .keys import HOUR_MS, MINUTE_MS, PartitionKeys, base36
+from .redis.sender import Group, Replies
+from .store import Store
+
+if TYPE_CHECKING:
+    from .tasks.find import Reference
+
+# -- bytes -----------------------------------------------------------------------------------------------------
+
+RUNS_AN_ENTRY: Final = 64
+"""More records together compress a little better, but each run that is looked up costs the whole entry."""
+
+_PLAIN_BYTES: Final = 300
+"""Fewer bytes are stored as they are: compressing costs more than it saves."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_records: Final = msgspec.msgpack.Decoder(list[RunRecord]).decode
+_raw_records: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_record: Final = msgspec.msgpack.Decoder(RunRecord).decode
+_details: Final = msgspec.msgpack.Decoder(RunDetails).decode
+
+
+def pack(value: Any) -> bytes:
+    """Return the stored bytes of records or details. No msgpack list or map begins with the first byte of zlib's."""
+    raw = _encode(value)
+    return raw if len(raw) < _PLAIN_BYTES else zlib.compress(raw, 1)
+
+
+def unpack(data: bytes) -> bytes:
+    return zlib.decompress(data) if data[:1] == b"\x78" else data
+
+
+def _text(data: bytes) -> msgspec.Raw:
+    """Return bytes as a msgpack text: Lua's decoder does not know binary values."""
+    return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)
+
+
+class RunRef(NamedTuple):
+    """Names a run: its entry in a stream, and its number there. Refs sort in the order in which runs were recorded."""
+
+    ms: int
+    seq: int
+    partition: int
+    number: int
+    """Twice the position in the entry, and 1 if the entry is in the stream of failures."""
+
+    @property
+    def text(self) -> str:
+        return ".".join(map(base36, (self.partition, self.ms, self.seq, self.number)))
+
+    @classmethod
+    def parse(cls, text: str, partitions: int) -> "RunRef":
+        try:
+            partition, ms, seq, number = (int(piece, 36) for piece in text.split("."))
+        except (ValueError, AttributeError):
+            raise InvalidInput(f"{str(text)[:80]!r} is not the id of a run") from None
+        if not (0 <= partition < partitions and 0 <= ms < 1 << 48 and 0 <= seq < 1 << 16 and 0 <= number < 1 << 8):
+            raise InvalidInput(f"{text[:80]!r} is not the id of a run of this namespace")
+        return cls(ms, seq, partition, number)
+
+    @property
+    def failed(self) -> bool:
+        return self.number % 2 == 1
+
+    @property
+    def entry(self) -> str:
+        return f"{self.ms}-{self.seq}"
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+MINUTES_KEPT: Final = 120
+HOURS_KEPT: Final = 14 * 24
+_SUBJECT_BYTES: Final = 120
+"""What the counts of a subject take in a minute or an hour, about."""
+
+OK, FAILED, RETRIED, SKIPPED, DURATION, LATENESS = range(6)
+"""Counters of a rollup. The histograms follow: durations from 16 on, latenesses from 32."""
+_DURATIONS: Final = 16
+_LATENESSES: Final = 32
+_COUNTER_OF: Final = {"done": OK, "retry": RETRIED} | dict.fromkeys(FAILED_ENDS - {"retry"}, FAILED)
+
+Subject = Literal["s", "q", "t"]
+"""A schedule, a queue, a target."""
+
+
+def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[tuple[str, ...], bytes]:
+    """Return the keys and the argument with which a script writes these runs; nothing if there are none."""
+    limits = store.shared.history
+    if not runs or not limits.bytes:
+        return (), b""
+    share = limits.bytes // len(store.keys)
+    entries: list[tuple[int, msgspec.Raw, int]] = []
+    details: list[tuple[int, int, msgspec.Raw]] = []
+    rings: dict[str, list[Any]] = {}
+    for failed in (0, 1):
+        some = [run for run in runs if run.record.failed == failed]
+        for first in range(0, len(some), RUNS_AN_ENTRY):
+            chunk = some[first : first + RUNS_AN_ENTRY]
+            entries.append((failed, _text(pack([run.record for run in chunk])), len(chunk)))
+            for position, run in enumerate(chunk):
+                number = position * 2 + failed
+                if run.details is not None and limits.details_bytes:
+                    details.append((len(entries), number, _text(pack(run.details))))
+                if run.record.planned_ms is not None and (schedule := run.record.schedule) is not None:
+                    rings.setdefault(schedule, [schedule]).extend((len(entries), number))
+    now_ms = store.clock.now_ms()
+    subjects = max(8, share // 4 // (_SUBJECT_BYTES * (MINUTES_KEPT + HOURS_KEPT)))
+    raw = _encode(
+        [
+            share // 2, share // 4, limits.details_bytes // len(store.keys), limits.details_keep_ms,
+            subjects, MINUTES_KEPT * MINUTE_MS, HOURS_KEPT * HOUR_MS,
+            entries, details, list(rings.values()), counts_of(runs),
+        ]
+    )  # fmt: skip
+    keys = (
+        names.runs_n, names.runs, names.failed_runs, names.run_details, names.run_rings,
+        names.rollup(MINUTE_MS, now_ms), names.rollup(HOUR_MS, now_ms),
+    )  # fmt: skip
+    return keys, raw
+
+
+def counts_of(runs: Iterable[Run]) -> list[Any]:
+    """Return in turn each subject of these runs and its counts."""
+    groups: dict[tuple[str, str | None, str | None], list[RunRecord]] = {}
+    for run in runs:
+        record = run.record
+        groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
+    sums: dict[str, Counter[int]] = {}
+    for (target, queue, schedule), some in groups.items():
+        counts = Counter([_COUNTER_OF.get(one.end, SKIPPED) for one in some])
+        began = [one for one in some if one.began_ms]
+        durations = [one.ended_ms - one.began_ms for one in began]
+        latenesses = [one.began_ms - one.due_ms for one in began if one.attempt == 1]
+        counts.update([_DURATIONS + bucket_of(ms) for ms in durations])
+        counts.update([_LATENESSES + bucket_of(ms) for ms in latenesses])
+        counts[DURATION] += sum(durations)
+        counts[LATENESS] += sum(latenesses)
+        subjects = [f"t{_receiver(target)}", queue and f"q{queue}", schedule and f"s{schedule}"]
+        for subject in filter(None, subjects):
+            if subject in sums:
+                sums[subject].update(counts)
+            else:
+                sums[subject] = counts.copy()
+    return [one for pair in sums.items() for one in pair]
+
+
+@lru_cache(maxsize=4096)
+def _receiver(target: str) -> str:
+    """Return the target as it is counted: a webhook by its host."""
+    return receiver_of(target) if target.startswith("http") else target
+
+
+# -- reading: pages ---------------------------------------------------------------------------------------------
+
+MOST_ENTRIES: Final = 2_000
+"""Entries read for one page. If few match, the page is short and has a cursor."""
+_MOST_AT_ONCE: Final = 8
+_RING: Final = 50
+_REF_BYTES: Final = 9
+_BEFORE_ALL: Final = RunRef(1 << 48, 0, 0, 0)
+
+
+class _Entry(NamedTuple):
+    """An entry of a stream; entries sort by when they were written."""
+
+    ms: int
+    seq: int
+    partition: int
+    failed: bool
+    data: bytes
+
+    @classmethod
+    def of(cls, partition: int, failed: bool, row: Sequence[Any]) -> "_Entry":
+        ms, _, seq = row[0].decode().partition("-")
+        return cls(int(ms), int(seq), partition, failed, row[1][1])
+
+    def ref(self, position: int) -> RunRef:
+        return RunRef(self.ms, self.seq, self.partition, position * 2 + self.failed)
+
+
+class _Stream:
+    """One stream of a partition, read backwards in portions."""
+
+    def __init__(self, keys: PartitionKeys, failed: bool, before: RunRef, from_ms: int) -> None:
+        self.keys = keys
+        self.failed = failed
+        self.key = keys.failed_runs if failed else keys.runs
+        self.end = before.entry
+        self.from_ms = from_ms
+        self.entries: deque[_Entry] = deque()
+        self.read_whole = False
+
+    def group(self, count: int) -> Group:
+        return self.keys.slot, [("XREVRANGE", self.key, self.end, self.from_ms, "COUNT", count)]
+
+    def take(self, rows: Sequence[Any], count: int) -> None:
+        self.entries.extend(_Entry.of(self.keys.number, self.failed, row) for row in rows)
+        self.read_whole = len(rows) < count
+        if rows:
+            self.end = "(" + rows[-1][0].decode()
+
+
+async def list_runs(store: Store, where: RunFilter, cursor: str | None, limit: int) -> RunsPage:
+    """Return runs that match, newest first; pass `next` as cursor for the next page."""
+    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    found: list[tuple[RunRef, RunRecord]] = []
+    partitions = [keys.number for keys in store.keys.partitions]
+    if where.schedule is not None:
+        refs, open_ = await _rings(store, where.schedule)
+        known = [ref for ref in refs if ref < before and where.from_ms <= ref.ms < where.to_ms]
+        found = [one for one in await read_runs(store, known) if where.fits(one[1])][:limit]
+        if len(found) == limit or not open_:
+            return _page(found, found[-1][0] if len(found) == limit else None)
+        partitions = list(open_)
+        # Where a ring is full, older runs may be kept than it has.
+        before = min(before, max(open_.values()))
+    more, end = await _scan(store, where, partitions, before, limit - len(found), {ref for ref, _ in found})
+    return _page([*found, *more], end)
+
+
+def _page(found: list[tuple[RunRef, RunRecord]], end: RunRef | None) -> RunsPage:
+    return RunsPage([KeptRun(ref.text, ref.ms, record) for ref, record in found], None if end is None else end.text)
+
+
+async def _rings(store: Store, schedule: str) -> tuple[list[RunRef], dict[int, RunRef]]:
+    """Return the last runs of a schedule, newest first, and the oldest in each partition whose ring is full."""
+    groups: list[Group] = [(keys.slot, [("HGET", keys.run_rings, schedule)]) for keys in store.keys.partitions]
+    refs: list[RunRef] = []
+    full: dict[int, RunRef] = {}
+    for keys, result in zip(store.keys.partitions, await store.run(groups), strict=True):
+        [raw] = _checked(result)
+        for at in range(0, len(raw or b""), _REF_BYTES):
+            one = raw[at : at + _REF_BYTES]
+            ref = RunRef(int.from_bytes(one[:6], "big"), int.from_bytes(one[6:8], "big"), keys.number, one[8])
+            refs.append(ref)
+            if len(raw) == _RING * _REF_BYTES and at == 0:
+                full[keys.number] = ref
+    return sorted(refs, reverse=True), full
+
+
+async def read_runs(store: Store, refs: Sequence[RunRef]) -> list[tuple[RunRef, RunRecord]]:
+    """Return the runs of these refs that are still kept, in the same order."""
+    wanted: dict[int, dict[tuple[bool, str], None]] = {}
+    for ref in refs:
+        wanted.setdefault(ref.partition, {})[ref.failed, ref.entry] = None
+    groups: list[Group] = []
+    for partition, entries in wanted.items():
+        keys = store.keys.partitions[partition]
+        streams = (keys.runs, keys.failed_runs)
+        groups.append((keys.slot, [("XRANGE", streams[failed], entry, entry) for failed, entry in entries]))
+    raws: dict[tuple[int, bool, str], list[msgspec.Raw]] = {}
+    for (partition, entries), result in zip(wanted.items(), await store.run(groups), strict=True):
+        for (failed, entry), rows in zip(entries, _checked(result), strict=True):
+            if rows:
+                raws[partition, failed, entry] = _raw_records(unpack(rows[0][1][1]))
+    found = []
+    for ref in refs:
+        records = raws.get((ref.partition, ref.failed, ref.entry), [])
+        if ref.number >> 1 < len(records):
+            found.append((ref, _record(records[ref.number >> 1])))
+    return found
+
+
+async def _scan(
+    store: Store, where: RunFilter, partitions: Sequence[int], before: RunRef, limit: int, seen: set[RunRef]
+) -> tuple[list[tuple[RunRef, RunRecord]], RunRef | None]:
+    """Read the streams of these partitions backwards, merged. Return the matches, and where the next page begins."""
+    before = min(before, RunRef(where.to_ms, 0, 0, 0))
+    ends = where.ends
+    kinds = [failed for failed in (False, True) if ends is None or any((end in FAILED_ENDS) == failed for end in ends)]
+    streams = [
+        _Stream(store.keys.partitions[partition], failed, before, where.from_ms)
+        for partition in partitions
+        for failed in kinds
+    ]
+    texts = [text.encode() for text in (where.schedule, where.queue, where.by) if text is not None]
+    found: list[tuple[RunRef, RunRecord]] = []
+    count, looked, last = 1, 0, before
+    heads: list[tuple[tuple[int, int, int], int]] = []
+    while looked < MOST_ENTRIES:
+        looked += await _refill(store, streams, heads, count)
+        count = min(count * 2, _MOST_AT_ONCE)
+        while heads:
+            _, i = heapq.heappop(heads)
+            entry = streams[i].entries.popleft()
+            for one in _matching(entry, where, texts, before):
+                if one[0] not in seen:
+                    found.append(one)
+                    if len(found) == limit:
+                        return found, one[0]
+            last = entry.ref(0)
+            if streams[i].entries:
+                heapq.heappush(heads, (_latest_first(streams[i].entries[0]), i))
+            elif not streams[i].read_whole:
+                break
+        else:
+            return found, None
+    return found, last
+
+
+async def _refill(store: Store, streams: Sequence[_Stream], heads: list[Any], count: int) -> int:
+    """Read a portion of each stream that has no entry in hand; return the number of entries read."""
+    starved = [i for i, one in enumerate(streams) if not one.entries and not one.read_whole]
+    looked = 0
+    for i, result in zip(starved, await store.run([streams[i].group(count) for i in starved]), strict=True):
+        [rows] = _checked(result)
+        streams[i].take(rows, count)
+        looked += len(rows)
+        if rows:
+            heapq.heappush(heads, (_latest_first(streams[i].entries[0]), i))
+    return looked
+
+
+def _latest_first(entry: _Entry) -> tuple[int, int, int]:
+    return -entry.ms, -entry.seq, -entry.partition
+
+
+def _matching(
+    entry: _Entry, where: RunFilter, texts: Sequence[bytes], before: RunRef
+) -> Iterable[tuple[RunRef, RunRecord]]:
+    """Return the matching records of an entry, the last first."""
+    if entry.ref(0)[:3] > before[:3]:
+        return
+    raw = unpack(entry.data)
+    # Decoding costs much more than a search for the bytes that a match must have.
+    if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
+        return
+    records = _records(raw)
+    for position in range(len(records) - 1, -1, -1):
+        ref = entry.ref(position)
+        if ref < before and where.fits(records[position]):
+            yield ref, records[position]
+
+
+def _checked(result: Replies | StoreError) -> Replies:
+    if isinstance(result, StoreError):
+        raise result
+    return result
+
+
+# -- reading: one run, one task, counts, state ---------------------------------------------------------------------
+
+
+async def read_run(store: Store, run_id: str) -> KeptRun | None:
+    """Return a run by its id, with its details if they are still kept."""
+    ref = RunRef.parse(run_id, len(store.keys))
+    found = await read_runs(store, [ref])
+    if not found:
+        return None
+    keys = store.keys.partitions[ref.partition]
+    at = f"{ref.ms}-{ref.seq * 256 + ref.number}"
+    [rows] = await store.run_one(keys.slot, [("XRANGE", keys.run_details, at, at)])
+    details = _details(unpack(rows[0][1][1])) if rows else None
+    return KeptRun(ref.text, ref.ms, found[0][1], details)
+
+
+async def runs_of_task(store: Store, reference: "Reference", limit: int) -> list[KeptRun]:
+    """Return the last runs of a task, newest first, as far as a bounded search finds them."""
+    spots = reference.spots_of_records(len(store.keys))
+    idhs = frozenset(spot.idh for spot in spots)
+    if reference.lane and reference.task_id is not None:
+        idhs |= {idh_in_lane(reference.idh, reference.lane)}
+    # A task with a generated id says when it was due: it cannot have ended before.
+    from_ms = 0 if reference.address is None else reference.address.slice.from_ms
+    where = RunFilter(idhs=idhs, from_ms=max(0, from_ms))
+    partitions = sorted({spot.partition for spot in spots})
+    found, _ = await _scan(store, where, partitions, _BEFORE_ALL, limit, set())
+    return [KeptRun(ref.text, ref.ms, record) for ref, record in found if reference.fits(record.lane)]
+
+
+async def run_counts(
+    store: Store, kind: Subject, name: str | None, from_ms: int, to_ms: int, width_ms: int
+) -> list[RunCounts]:
+    """Return the counts of each minute or hour of a range: of one subject, or of all runs together."""
+    times = range(from_ms - from_ms % width_ms, to_ms, width_ms)
+    groups: list[Group] = []
+    for keys in store.keys.partitions:
+        names = [keys.rollup(width_ms, at_ms) for at_ms in times]
+        if name is None:
+            groups.append((keys.slot, [("HGETALL", key) for key in names]))
+        else:
+            groups.append((keys.slot, [("HMGET", key, kind + name) for key in names]))
+    sums: list[Counter[int]] = [Counter() for _ in times]
+    for result in await store.run(groups) if times else ():
+        for total, flat in zip(sums, _checked(result), strict=True):
+            values = flat if name is not None else _of_kind(flat, kind)
+            for raw in values:
+                if raw is not None:
+                    total.update(_read_counts(raw))
+    return [_counts(at_ms, total) for at_ms, total in zip(times, sums, strict=True)]
+
+
+def _of_kind(flat: Sequence[bytes], kind: str) -> list[bytes]:
+    """Return the counts of all subjects of a kind; those of the others are under `o` and the kind."""
+    subjects = zip(flat[::2], flat[1::2], strict=True)
+    return [raw for subject, raw in subjects if subject[:1] == kind.encode() or subject == f"o{kind}".encode()]
+
+
+def _read_counts(raw: bytes) -> dict[int, int]:
+    counts = msgspec.msgpack.decode(raw)
+    # Lua writes counters 1, 2, ... without gaps as a list.
+    return dict(enumerate(counts, 1)) if isinstance(counts, list) else counts
+
+
+def _counts(at_ms: int, total: Counter[int]) -> RunCounts:
+    durations = tuple(total[_DURATIONS + i] for i in range(BUCKETS))
+    latenesses = tuple(total[_LATENESSES + i] for i in range(BUCKETS))
+    return RunCounts(
+        at_ms, total[OK], total[FAILED], total[RETRIED], total[SKIPPED],
+        durations, latenesses, total[DURATION], total[LATENESS],
+    )  # fmt: skip
+
+
+_STATE: Final = (
+    "runs", "failed", "ring", "details", "runs.gone", "failed.gone", "details.gone", "written", "dropped"
+)  # fmt: skip
+
+
+async def history_state(store: Store) -> HistoryState:
+    """Return how much history is kept, and since when it is complete."""
+    groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in store.keys.partitions]
+    rows = []
+    for result in await store.run(groups):
+        [values] = _checked(result)
+        rows.append([int(value or 0) for value in values])
+    runs, failed, ring, details, runs_gone, failed_gone, details_gone, written, dropped = zip(*rows, strict=True)
+    return HistoryState(
+        sum(runs) + sum(failed) + sum(ring), sum(details),
+        max(runs_gone), max(failed_gone), max(details_gone), sum(written), sum(dropped),
+    )  # fmt: skip
