@@ -59,9 +59,9 @@ async def test_a_pause_is_heard_and_its_end_lets_everything_out(real_store: Stor
     await client.put_many(Task("log:", n, lane=f"l{n % 3}") for n in range(30))
     await engine.start()
     try:
-        await until(lambda: engine.commits.moved == 30)
+        await until(lambda: engine.dispatcher.moved == 30)
         await client.put("log:", "later")
-        await until(lambda: engine.commits.moved == 31)
+        await until(lambda: engine.dispatcher.moved == 31)
         assert target.arrived == []
         await client.resume()
         engine.called()
@@ -84,7 +84,7 @@ async def test_a_lane_behind_a_failed_head_goes_on_when_somebody_acts(real_store
     await engine.start()
     try:
         await client.put_many(Task("log:", n, lane="a") for n in range(FEW_BEHIND * 4))
-        await until(lambda: engine.commits.moved == FEW_BEHIND * 4 - 1)
+        await until(lambda: engine.dispatcher.moved == FEW_BEHIND * 4 - 1)
         await client.put("log:", "other")
         await until(lambda: target.arrived == ["other"])
         assert await client.lane_skip_head("a") == "ok"

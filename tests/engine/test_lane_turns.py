@@ -252,7 +252,7 @@ def test_a_head_that_did_not_leave_and_whose_row_was_let_go_holds_up_nobody() ->
     assert begun is not None
     live.let_rows_go()
     live.passes += 1
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     live.absorb([row])  # read again
     again = partition.begin(10, 100, commit=False)
     assert again is not None

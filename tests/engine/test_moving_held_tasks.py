@@ -66,7 +66,7 @@ async def test_those_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, 
     await paused.client.resume(target="kafka:held")
     await paused.turn()
     assert Counter(one.value() for one in paused.deliveries) == {"free": 300, "held": 300}
-    assert paused.engine.commits.moved <= 40, "most never left their slice"
+    assert paused.engine.dispatcher.moved <= 40, "most never left their slice"
 
 
 async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, store: Store) -> None:

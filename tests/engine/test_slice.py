@@ -146,11 +146,11 @@ def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable(
     begun = begin(partition, START_MS, 2)
     assert begun is not None
     live.restart()
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS, 10)
     assert again is not None
-    assert not partition.due_selector.row_decoder.damaged
+    assert not partition.take_damaged()
     assert sorted(flight.index for flight in again.flights) == [0, 1, 2]
 
 
@@ -165,11 +165,11 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     assert begun is not None
     assert live.needs_next_window(START_MS, 1000)
     live.next_window(START_MS + 1000)
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS + 999, 100)
     assert again is not None
-    assert not partition.due_selector.row_decoder.damaged
+    assert not partition.take_damaged()
     assert [flight.index for flight in again.flights] == list(range(10))
 
 
@@ -238,7 +238,7 @@ def test_a_redelivery_taken_back_stays_fired_on_the_server() -> None:
     partition = partition_with(live)
     begun = begin(partition, START_MS, 10)
     assert begun is not None
-    partition.take_back(begun)
+    partition.answered(begun, "early")
     assert live.bits.fired[0] & 0x80, "a cancel would now succeed for a task that may have been delivered"
     again = begin(partition, START_MS + 5, 10)
     assert again is not None
@@ -252,7 +252,7 @@ def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
     begun = begin(partition, START_MS + 999, 10)
     assert begun is not None
     assert [flight.index for flight in begun.flights] == [1]
-    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == [0]
+    assert [damaged.index for damaged in partition.take_damaged()] == [0]
 
 
 def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
-    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == [0, 1]
+    assert [damaged.index for damaged in partition.take_damaged()] == [0, 1]
 
 
 DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
@@ -288,7 +288,7 @@ def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> Non
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert [flight.payload for flight in begun.flights] == [b"2"]
-    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == list(range(len(bodies)))
+    assert [damaged.index for damaged in partition.take_damaged()] == list(range(len(bodies)))
 
 
 def test_lane_rows_are_taken_once_over_several_passes() -> None:

@@ -8,6 +8,7 @@ import pytest
 from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import InvalidInput
 from mainspring.model.job import JobCancelled
+from mainspring.model.run import Verdict
 from mainspring.model.targets.names import check_queue, queue_of
 from mainspring.store.job_queue import decode_ack, encode_ack
 from mainspring.store.keys import Address, Keyspace, Slice
@@ -64,25 +65,32 @@ def test_places_are_read_as_documented(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "raw"),
+    ("outcome", "raw", "verdict", "traceback"),
     [
-        (DONE, b"d"),
-        (JobCancelled(), b"c"),
-        (Retry("busy", after_ms=500), b"r\x94\xa4busy\xcd\x01\xf4\xc2\xa0"),
-        (Retry("not yet", after_ms=1, untried=True), b"r\x94\xa7not yet\x01\xc3\xa0"),
-        (Dead("never"), b"x\x94\xa5never\xc0\xc2\xa0"),
-        (Dead("never", traceback="line 1"), b"x\x94\xa5never\xc0\xc2\xa6line 1"),
+        (DONE, b"d", Verdict("done"), ""),
+        (JobCancelled(), b"c", Verdict("cancelled", "cancelled while it ran"), ""),
+        (Retry("busy", after_ms=500), b"r\x94\xa4busy\xcd\x01\xf4\xc2\xa0", Verdict("retry", "busy", 500), ""),
+        (
+            Retry("not yet", after_ms=1, untried=True),
+            b"r\x94\xa7not yet\x01\xc3\xa0",
+            Verdict("retry", "not yet", 1, counted=False),
+            "",
+        ),
+        (Dead("never"), b"x\x94\xa5never\xc0\xc2\xa0", Verdict("dead", "never"), ""),
+        (Dead("never", traceback="line 1"), b"x\x94\xa5never\xc0\xc2\xa6line 1", Verdict("dead", "never"), "line 1"),
     ],
 )
-def test_the_word_of_a_worker_goes_there_and_back(outcome: Done | Retry | Dead | JobCancelled, raw: bytes) -> None:
+def test_an_owner_reads_the_verdict_that_a_worker_wrote(
+    outcome: Done | Retry | Dead | JobCancelled, raw: bytes, verdict: Verdict, traceback: str
+) -> None:
     assert encode_ack(outcome) == raw
-    assert decode_ack(raw) == outcome
+    assert decode_ack(raw) == (verdict, traceback)
 
 
-def test_a_word_that_nobody_understands_ends_the_task_and_is_shown() -> None:
-    outcome = decode_ack(b"?what")
-    assert isinstance(outcome, Dead)
-    assert "?what" in outcome.reason
+def test_an_unreadable_answer_of_a_worker_ends_the_task_and_is_shown() -> None:
+    verdict, _ = decode_ack(b"?what")
+    assert verdict.end == "dead"
+    assert "?what" in verdict.reason
 
 
 def test_depths_add_up() -> None:

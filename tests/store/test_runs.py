@@ -179,7 +179,7 @@ async def taken(ticker: Ticker, worker: HandWorker, count: int, **options: Any) 
 
 
 def end_of(job: Job, store: Store, outcome: Any = DONE, end: Any = "done") -> End:
-    return End(job, outcome, run=Run(record(store, end=end, idh=job.idh, target=TARGET, queue="mail")))
+    return End(job, outcome, runs=(Run(record(store, end=end, idh=job.idh, target=TARGET, queue="mail")),))
 
 
 async def test_the_run_of_a_job_is_kept_with_its_end(ticker: Ticker, worker: HandWorker, store: Store) -> None:

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from mainspring.client.client import Client
 from mainspring.engine.dispatcher import Dispatcher
-from mainspring.engine.due import BeginCall as Started
+from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import Engine
-from mainspring.engine.flight import Flight
-from mainspring.engine.outcomes import Commits
-from mainspring.engine.partition import Partition
+from mainspring.engine.flight import Flight, FlightGroup
+from mainspring.engine.partition import CommitCall, OwnerCall, Partition
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
@@ -81,26 +80,24 @@ class EngineRecorder:
         self._starts: dict[tuple[int, str, str, int], _Start] = {}
         self._reported: dict[int, tuple[bytes, int]] = {}
         """By partition the token and number of the last call that was told: a repeated one is no new write."""
-        self._commits = engine.commits
-        vars(self._dispatcher)["_take_answer"] = self._take_answer
-        vars(self._commits)["send"] = self._send_commit
+        vars(self._dispatcher)["_answered"] = self._answered
         own: dict[str, Any] = vars(engine.deliveries)
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
 
-    def _take_answer(self, partition: Partition, started: Started, answer: fire.TickReply) -> Sequence[Flight]:
-        section = started.section
-        if answer.status == "ok":
+    def _answered(
+        self, partition: Partition, call: OwnerCall, status: fire.WriteStatus, x: list[bytes] | None = None
+    ) -> list[FlightGroup] | None:
+        if status == "ok" and isinstance(call, BeginCall):
+            section = call.section
             self._wrote(section.partition, section.token, section.seq, "tick", section.finished)
-        leaving = Dispatcher._take_answer(self._dispatcher, partition, started, answer)
-        start = _Start(self._times.at_us.get(section.partition, 0), section.token.decode())
-        self._starts.update((_place(flight), start) for flight in leaving)
-        return leaving
-
-    async def _send_commit(self, partition: Partition, work: fire.Commit) -> None:
-        await Commits.send(self._commits, partition, work)
-        if partition.seq == work.seq:
+        elif status == "ok" and isinstance(call, CommitCall):
+            work = call.work
             settled = work.finished + len(work.retries) + len(work.deaths)
             self._wrote(work.partition, work.token, work.seq, "commit", settled)
+        leaving = Dispatcher._answered(self._dispatcher, partition, call, status, x)
+        start = _Start(self._times.at_us.get(partition.number, 0), partition.token.decode())
+        self._starts.update((_place(flight), start) for group in leaving or () for flight in group.flights)
+        return leaving
 
     def _wrote(self, partition: int, token: bytes, seq: int, what: str, settled: int) -> None:
         if self._reported.get(partition) != (token, seq):

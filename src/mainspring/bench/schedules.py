@@ -147,7 +147,7 @@ async def _measure(
     async with asyncio.timeout(max(0.0, due_s - time.time()) + GIVE_UP_S):
         await counter.all_in.wait()
     delivered_s = counter.last_s
-    while engine.deliveries.in_flight or any(one.pending_writes.dirty for one in engine.owned.values()):  # noqa: ASYNC110
+    while engine.deliveries.in_flight or any(one.has_writes for one in engine.owned.values()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # the engine has no event for this
     done_s = time.time()
     if engine.crashed is not None:

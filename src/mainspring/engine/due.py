@@ -10,39 +10,48 @@ import msgspec
 from ..store.codec import HEADER_BYTES, SCHEDULED, TOMBSTONE, decode, decode_many, target_of_all, without_headers
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES, Section
-from .flight import Flight
+from .flight import Flight, FlightGroup, grouped
 from .holds import Holders, HoldPolicy
 from .lanes import Lanes
 from .occurrences import Chains
-from .slice import INDEX_MASK, Due, LiveSlice, is_set
+from .slice import Due, LiveSlice, is_set
 
 
 class BeginCall:
     """A section on its way to the server, and the flights that leave when the reply arrives."""
 
-    __slots__ = ("alike", "flights", "passes", "section", "touched")
+    __slots__ = ("groups", "section", "touched")
 
-    def __init__(
-        self, section: Section, flights: list[Flight], touched: list[LiveSlice], alike: str | None = None
-    ) -> None:
-        self.section, self.flights, self.touched = section, flights, touched
-        self.alike = alike
-        """Their target, if it is known that all have the same and none expires."""
-        self.passes = [live.passes for live in touched]
+    def __init__(self, section: Section, groups: list[FlightGroup], touched: list[LiveSlice]) -> None:
+        self.section, self.groups, self.touched = section, groups, touched
 
-    def part(self, x: list[bytes]) -> tuple[list[Flight], list[Flight]]:
-        """Split the flights into those that leave and those cancelled before, whose bits are set in the reply."""
+    @property
+    def flights(self) -> list[Flight]:
+        return [flight for group in self.groups for flight in group.flights]
+
+    @property
+    def tasks(self) -> int:
+        return sum(len(group.flights) for group in self.groups)
+
+    def part(self, x: list[bytes]) -> tuple[list[FlightGroup], list[Flight]]:
+        """Split into groups that leave and flights cancelled before, whose bits are set in the reply."""
         cancelled: dict[LiveSlice, tuple[int, bytes]] = {}
         for live, touch, bits in zip(self.touched, self.section.touches, x, strict=True):
             if bits.strip(b"\0"):
                 cancelled[live] = (max(touch.f_at, 0), bits)
         if not cancelled:
-            return self.flights, []
-        leaving: list[Flight] = []
+            return self.groups, []
+        leaving: list[FlightGroup] = []
         gone: list[Flight] = []
-        for flight in self.flights:
-            first_byte, bits = cancelled.get(flight.live, (0, b""))
-            (gone if is_set(bits, first_byte, flight.index) else leaving).append(flight)
+        for group in self.groups:
+            if group.live not in cancelled:
+                leaving.append(group)
+                continue
+            first_byte, bits = cancelled[group.live]
+            left = [flight for flight in group.flights if not is_set(bits, first_byte, flight.index)]
+            gone += (flight for flight in group.flights if is_set(bits, first_byte, flight.index))
+            if left:
+                leaving.append(group.part(left))
         return leaving, gone
 
 
@@ -129,20 +138,25 @@ LiveSlices = dict[Slice, LiveSlice]
 
 
 class Leaving:
-    """Flights that leave in one tick, and their slices."""
+    """Groups of flights that leave in one tick."""
 
-    __slots__ = ("alike", "flights", "max_due_ms", "places", "room")
+    __slots__ = ("groups", "max_due_ms", "room")
 
     def __init__(self, room: int) -> None:
         self.room = room
         """How many more tasks may leave."""
-        self.flights: list[Flight] = []
-        self.places: dict[LiveSlice, Sequence[int]] = {}
-        """Indexes of their rows, by slice."""
+        self.groups: list[FlightGroup] = []
         self.max_due_ms = -1
         """The latest due time among them."""
-        self.alike: str | None = None
-        """Their target, if all have the same and none expires."""
+
+    @property
+    def places(self) -> dict[LiveSlice, Sequence[int]]:
+        """Indexes of their rows, by slice."""
+        places: dict[LiveSlice, Sequence[int]] = {}
+        for group in self.groups:
+            known = places.get(group.live)
+            places[group.live] = group.indexes if known is None else [*known, *group.indexes]
+        return places
 
 
 class DueSelector:
@@ -166,46 +180,40 @@ class DueSelector:
         if self._lanes.early:
             self._lanes.wake_due(now_ms)
         # With no room left, no task leaves, lanes included: a task that is not delivered must not be marked as fired.
-        if (self._chains.ready or self._lanes.woken) and (leaving.room > 0 or leaving.flights):
+        if (self._chains.ready or self._lanes.woken) and (leaving.room > 0 or leaving.groups):
             apart = [*self._occurrences(now_ms), *self._heads(slices, now_ms)]
             leaving.max_due_ms = max([leaving.max_due_ms, *(flight.place_ms for flight in apart)])
-            leaving.flights += apart
-            leaving.alike = None if apart else leaving.alike
-            for live, places in _places(apart).items():
-                leaving.places[live] = [*leaving.places.get(live, ()), *places]
+            leaving.groups += grouped(apart)
         return leaving
 
     def _take_due(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
         leaving = Leaving(limit)
-        targets: set[str | None] = set()
         for live in slices.values():
             room = leaving.room
-            if live.from_ms > now_ms or room <= 0 or len(leaving.places) >= MOST_SLICES:
+            if live.from_ms > now_ms or room <= 0 or len(leaving.groups) >= MOST_SLICES:
                 break
             waiting = len(live.queue)
             if not waiting or live.blocks_its_lane:
                 continue
-            if waiting > room and (leaving.flights or (whole and live.slice.end_ms <= now_ms)):
+            if waiting > room and (leaving.groups or (whole and live.slice.end_ms <= now_ms)):
                 break  # a slice that leaves whole costs less than in two parts
             most = room if live.pace is None else self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else _NOTHING_DUE
             if due.rows:
-                targets.add(self._select(leaving, live, due, now_ms))
-        leaving.alike = targets.pop() if len(targets) == 1 else None
+                self._select(leaving, live, due, now_ms)
         return leaving
 
-    def _select(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> str | None:
-        """Add the due rows that are not held back; return their common target, if any."""
+    def _select(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> None:
+        """Add the due rows that are not held back."""
         leaving.room -= len(due.rows)
         flights, target = self.row_decoder.flights(live, due, now_ms)
         if flights and (live.pace is not None or self._holders.closed):
             flights = self._hold_policy.sort_out(flights, now_ms)
         if flights:
             leaving.max_due_ms = max(leaving.max_due_ms, live.from_ms + due.latest)
-            leaving.flights += flights
             all_leave = len(flights) == len(due.rows)
-            leaving.places[live] = due.indexes if all_leave else [flight.index for flight in flights]
-        return target
+            indexes = due.indexes if all_leave else [flight.index for flight in flights]
+            leaving.groups.append(FlightGroup(live, flights, indexes, target))
 
     def _occurrences(self, now_ms: int) -> list[Flight]:
         """Return occurrences of schedules that had to wait for the planner, or that could not begin last time."""
@@ -223,25 +231,25 @@ class DueSelector:
 
     def take_back(self, begun: BeginCall) -> None:
         """Make all tasks of a refused call wait again."""
-        keys: dict[LiveSlice, list[int]] = {}
-        for flight in begun.flights:
-            keys.setdefault(flight.live, []).append(flight.key)
-        for live, passes in zip(begun.touched, begun.passes, strict=True):
-            some = keys.get(live, [])
-            live.unmark_fired([key & INDEX_MASK for key in some])
-            if live.passes != passes and some:
-                live.restart()  # its rows were dropped while the call was in flight
-            else:
-                # Rows held by lanes or schedules do not come out of the slice again: their bytes may be gone.
-                apart = {flight.index for flight in begun.flights if flight.live is live and _is_apart(flight)}
-                live.held |= apart
-                live.put_back([key for key in some if key & INDEX_MASK not in apart])
-        for flight in begun.flights:
-            waits = flight.index in flight.live.held  # otherwise its row is read again and offered then
-            if flight.body.lane is not None:
-                (self._lanes.take_back if waits else self._lanes.give_up)(flight.body.lane, flight)
-            elif waits and flight.row[4] & SCHEDULED:
-                self._chains.ready.append(flight)
+        for group in begun.groups:
+            live = group.live
+            live.unmark_fired(group.indexes)
+            plain = group.flights
+            if live.has_lanes or live.has_schedules:
+                plain = [flight for flight in plain if not self._is_apart(flight)]
+            live.step_back((flight.key, flight.row) for flight in plain)
+
+    def _is_apart(self, flight: Flight) -> bool:
+        """Return a task of a lane or schedule to where it waited: its row does not come out of the slice again."""
+        if flight.body.lane is not None:
+            flight.live.held.add(flight.index)
+            self._lanes.take_back(flight.body.lane, flight)
+        elif flight.row[4] & SCHEDULED:
+            flight.live.held.add(flight.index)
+            self._chains.ready.append(flight)
+        else:
+            return False
+        return True
 
 
 def _barrier_ms(slices: LiveSlices) -> float:
@@ -251,14 +259,3 @@ def _barrier_ms(slices: LiveSlices) -> float:
     """
     ends = (live.from_ms + (live.high >> 32) for live in slices.values() if live.deferred and not live.slice.is_hold)
     return min(ends, default=inf)
-
-
-def _is_apart(flight: Flight) -> bool:
-    return flight.body.lane is not None or flight.row[4] & SCHEDULED != 0
-
-
-def _places(flights: list[Flight]) -> dict[LiveSlice, list[int]]:
-    places: dict[LiveSlice, list[int]] = {}
-    for flight in flights:
-        places.setdefault(flight.live, []).append(flight.index)
-    return places

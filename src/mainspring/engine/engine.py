@@ -11,21 +11,21 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import StoreError
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.retry import Policies, RetryPolicy
+from ..model.run import HistoryRules
 from ..roles import Failures
 from ..sinks.base import Sink
 from ..store.access import AUDIT_KEPT
 from ..store.redis.servers import Subscription
 from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
-from .deliveries import Answers, Deliveries
+from .deliveries import Deliveries
 from .dispatcher import Dispatcher
 from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
-from .hand_off import HandOffs
 from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .loops import Loops
-from .outcomes import Commits, Outcomes
+from .outcomes import Outcomes
 from .partition import Partition
 from .planner import Planner
 from .sweeper import Sweeper
@@ -66,6 +66,8 @@ class EngineOptions:
     """Commands whose tasks go to a queue other than `commands`."""
     dead_letters: DeadLetterLimits = DeadLetterLimits()  # noqa: RUF009  # frozen
     """When the oldest dead letters are dropped; never by default."""
+    history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
+    """Which runs the history keeps."""
     audit_entries: int = AUDIT_KEPT
     """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
@@ -83,14 +85,7 @@ class Engine:
         """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
         self.holders = Holders()
         """Holders of tasks: pauses and flow control."""
-        self.pauses = PauseWatch(
-            store,
-            self._holds_changed,
-            options.command_queues,
-            options.node,
-            self._something_is_disabled,
-            options.audit_entries,
-        )
+        self.pauses = PauseWatch(store, self.loops, options.command_queues, options.node, options.audit_entries)
         missing_sinks = MissingSinks(sinks)
         self.holders.all += [self.pauses, missing_sinks]
         self.keeper = Keeper(
@@ -101,13 +96,20 @@ class Engine:
             changed=self._ownership_changed,
             holders=self.holders,
         )
-        self.lookahead = LookAhead(store, self.owned, options.reach, self._rows_came, self.keeper.lose)
+        self.lookahead = LookAhead(store, self.owned, options.reach, self.keeper, self.loops)
         if options.flow.catch_up is not None:
             self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
-        self.planner = Planner(store, self.owned, self._something_to_fire)
+        self.planner = Planner(store, self.owned, self.loops)
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
-        outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
+        outcomes = Outcomes(
+            Policies(options.retry, options.target_retries),
+            store.clock,
+            self.failures,
+            lanes,
+            options.history,
+            options.node,
+        )
         self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
         self.holders.all.append(self.flow_control)
         self.deliveries = Deliveries(
@@ -115,36 +117,18 @@ class Engine:
             sinks,
             outcomes,
             store.clock,
-            self._something_to_fire,
-            self.keeper.lose,
+            self.loops,
+            self.keeper,
             self.flow_control,
-            Answers(store, options.node),
-        )
-        self.permits = Permits(store, self.flow_control, node=options.node, lease_s=options.lease_s, changed=self.flow)
-        self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)
-        self.hand_offs = HandOffs(
-            store,
-            self.owned,
-            self.deliveries,
-            lost=self.keeper.lose,
-            read_again=self._something_to_read,
+            self.pauses,
+            missing_sinks,
+            node=options.node,
             commands=options.command_queues,
         )
-        self.deliveries.hand_off = self.hand_offs.add
-        self.deliveries.pauses = self.pauses
-        self.deliveries.unknown_scheme = missing_sinks.unknown_scheme
+        self.permits = Permits(store, self.flow_control, self, node=options.node, lease_s=options.lease_s)
         self.dispatcher = Dispatcher(
-            store,
-            self.owned,
-            self.deliveries,
-            self.commits,
-            self.hand_offs,
-            self.flow_control,
-            lost=self.keeper.lose,
-            read_again=self._something_to_read,
-            room_made=self._room_made,
+            store, self.owned, self.deliveries, self.flow_control, self.keeper, self.lookahead, self.loops
         )
-        self.dispatcher.ask_planner = self._something_to_plan
         self.sweeper = Sweeper(
             store,
             self.owned,
@@ -232,34 +216,8 @@ class Engine:
         self._acks_may_be_there(list(self.owned))
 
     def _acks_may_be_there(self, partitions: list[int]) -> None:
-        if self.hand_offs.run_ends.woken(partitions):
+        if self.dispatcher.acks.woken(partitions):
             self.loops.fire.wake()
-
-    def _something_to_fire(self) -> None:
-        self.loops.fire.wake()
-
-    def _rows_came(self) -> None:
-        self.loops.fire.wake()
-        if any(one.chains.asks for one in self.owned.values()):
-            self.loops.plan.wake()
-
-    def _something_to_plan(self) -> None:
-        self.loops.plan.wake()
-
-    def _something_to_read(self) -> None:
-        self.loops.read.wake()
-
-    def _room_made(self) -> None:
-        if self.lookahead.waits_for_room:
-            self.loops.read.wake()
-
-    def _holds_changed(self) -> None:
-        """React to a change of holds: held tasks may leave now, or others must wait."""
-        self.loops.read.wake()
-        self.loops.fire.wake()
-
-    def _something_is_disabled(self) -> None:
-        self.loops.pause.wake()
 
     def _ownership_changed(self) -> None:
         self.loops.read.wake()
@@ -313,7 +271,7 @@ class Engine:
         self.lookahead.reconnected()
         while await self.lookahead.step() == 0.0:
             pass
-        self.hand_offs.run_ends.woken(self.owned)
+        self.dispatcher.acks.woken(self.owned)
         while await self.planner.step() == 0.0:
             pass
         while True:
@@ -327,7 +285,7 @@ class Engine:
                 pass
             while await self.planner.step() == 0.0:
                 pass
-            woken = any(one.lanes.woken or one.chains.ready for one in self.owned.values())
+            woken = any(one.has_ready for one in self.owned.values())
             if self._progress() == before and not woken:
                 break
         await self.planner.flush()
@@ -338,4 +296,4 @@ class Engine:
     def _progress(self) -> tuple[int, ...]:
         """Return counters that change with every turn in which something happened."""
         supplied = self.permits.supplied
-        return self.deliveries.delivered, self.commits.moved, self.planner.decisions, supplied, self.lookahead.held
+        return self.deliveries.delivered, self.dispatcher.moved, self.planner.decisions, supplied, self.lookahead.held

@@ -1,6 +1,6 @@
 """A delivery together with the place of its entry, at which its outcome is recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from struct import Struct
 from typing import Final, Self
@@ -13,6 +13,36 @@ from .slice import LiveSlice, offsets
 _offset: Final[Callable[[bytes], tuple[int]]] = Struct(">I").unpack_from
 _HEAD: Final = itemgetter(slice(4))
 _IDH: Final = itemgetter(slice(5, HEADER_BYTES))
+
+
+class FlightGroup:
+    """Flights that left one slice together."""
+
+    __slots__ = ("flights", "indexes", "live", "target")
+
+    def __init__(
+        self, live: LiveSlice, flights: list["Flight"], indexes: Sequence[int], target: str | None = None
+    ) -> None:
+        self.live, self.flights, self.indexes = live, flights, indexes
+        self.target = target
+        """Their target, if it is known that all have the same and none expires."""
+
+    def part(self, flights: list["Flight"]) -> "FlightGroup":
+        """Return a group of some of its flights."""
+        return FlightGroup(self.live, flights, [flight.index for flight in flights], self.target)
+
+    def split(self, count: int) -> tuple["FlightGroup", "FlightGroup"]:
+        """Return its first `count` flights, and the others."""
+        first = FlightGroup(self.live, self.flights[:count], self.indexes[:count], self.target)
+        return first, FlightGroup(self.live, self.flights[count:], self.indexes[count:], self.target)
+
+
+def grouped(flights: Iterable["Flight"]) -> list[FlightGroup]:
+    """Group flights of any order by slice."""
+    by_live: dict[LiveSlice, list[Flight]] = {}
+    for flight in flights:
+        by_live.setdefault(flight.live, []).append(flight)
+    return [FlightGroup(live, some, [flight.index for flight in some]) for live, some in by_live.items()]
 
 
 class Flight(Delivery, gc=False):

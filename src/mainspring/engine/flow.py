@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol
@@ -23,6 +23,7 @@ from ..store.lanes import clear_away, read_pauses, write_if_none
 from ..store.limits import Granted
 from ..store.store import Store
 from .holds import Why
+from .loops import Loops
 
 log = logging.getLogger("mainspring.targets")
 
@@ -456,13 +457,13 @@ class Permits:
     """The role that gets permits and slots from the server for every limited receiver."""
 
     def __init__(
-        self, store: Store, flow_control: FlowControl, *, node: str, lease_s: float, changed: Callable[[], None]
+        self, store: Store, flow_control: FlowControl, engine: FlowEngine, *, node: str, lease_s: float
     ) -> None:
         self._store = store
         self._flow_control = flow_control
         self._node = node
         self._lease_ms = int(lease_s * 1000)
-        self._changed = changed
+        self._engine = engine
         self.supplied = 0
         """Rounds in which something was granted."""
 
@@ -480,7 +481,7 @@ class Permits:
             ]
             if any(supplied):
                 self.supplied += 1
-                self._changed()
+                self._engine.flow()
         return self._wait_s(now_ms)
 
     def _is_due(self, flow_limit: FlowLimit, now_ms: int) -> bool:
@@ -564,18 +565,16 @@ class PauseWatch:
     def __init__(
         self,
         store: Store,
-        changed: Callable[[], None],
+        loops: Loops,
         commands: Mapping[str, str],
         node: str,
-        soon: Callable[[], None],
         audited: int = access.AUDIT_KEPT,
     ) -> None:
         """`audited` changes are kept in the audit trail."""
         self._store = store
         self._commands = commands
-        self._changed = changed
+        self._loops = loops
         self._node = node
-        self._soon = soon
         self._audited = audited
         self._disabled: dict[str, Pause] = {}
         """Pauses of disabled targets that are still to be written."""
@@ -594,7 +593,9 @@ class PauseWatch:
         drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
         self.drops = Pauses(drops, now_ms, self._commands)
         if (self.pauses.by_scope, self.drops.by_scope) != before:
-            self._changed()
+            # Held tasks may leave now, or others must wait.
+            self._loops.read.wake()
+            self._loops.fire.wake()
         for one in read:
             if not one.lasts(now_ms):
                 await clear_away(self._store, one)
@@ -618,7 +619,7 @@ class PauseWatch:
             "%s is disabled on all nodes: %s. Its tasks go to the dead letters until mainspring resume --target %s",
             target, reason, target,
         )  # fmt: skip
-        self._soon()
+        self._loops.pause.wake()
 
     async def flush(self) -> None:
         """Write the pauses of disabled targets, but keep a pause that someone has set meanwhile."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -17,6 +17,8 @@ from ..store.owner.holds import Standing
 from ..store.owner.read import Listed
 from ..store.store import Store
 from .holds import Hold
+from .keeper import Keeper
+from .loops import Loops
 from .partition import Partition
 from .slice import LiveSlice
 
@@ -134,11 +136,11 @@ LANE_WINDOW: Final = 64
 class SliceReader:
     """Reads rows of slices in chunks, for all partitions of a node."""
 
-    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, fire: Callable[[], None]) -> None:
+    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, loops: Loops) -> None:
         self._store = store
         self._owned = owned
         self._room = room
-        self._fire = fire
+        self._loops = loops
         self._time_slice = TimeSlice(TIME_SLICE_S)
         self.at_once = CHUNKS_AT_ONCE[0]
         """Slices read together, adjusted by how many rows the last round brought."""
@@ -182,7 +184,9 @@ class SliceReader:
         with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
         if with_stubs:
             failure = await self._judge_stubs(with_stubs) or failure
-        self._fire()
+        self._loops.fire.wake()
+        if any(one.chains.asks for one in self._owned.values()):
+            self._loops.plan.wake()
         if failure is not None:
             raise failure
 
@@ -252,10 +256,10 @@ LANES_SOON_S: Final = 0.02
 class HoldWatch:
     """Part of the look-ahead: asks the server which holds and failed heads are over, and lets their tasks continue."""
 
-    def __init__(self, store: Store, owned: Mapping[int, Partition], fire: Callable[[], None]) -> None:
+    def __init__(self, store: Store, owned: Mapping[int, Partition], loops: Loops) -> None:
         self._store = store
         self._owned = owned
-        self._fire = fire
+        self._loops = loops
         self.more = False
         """More holds can be reopened as soon as the current ones are done."""
 
@@ -304,7 +308,7 @@ class HoldWatch:
         if gone and partition.quiet and self._owned.get(partition.number) is partition:
             for lane, idh in gone.items():
                 partition.head_is_gone(lane, idh)
-            self._fire()
+            self._loops.fire.wake()
 
     async def open_ended(self) -> StoreError | None:
         """Read the slices of holds that have ended, like any other slice."""
@@ -365,15 +369,15 @@ class LookAhead:
         store: Store,
         owned: dict[int, Partition],
         reach: Reach,
-        fire: Callable[[], None],
-        lost: Callable[[Partition, str], None],
+        keeper: Keeper,
+        loops: Loops,
     ) -> None:
         self._store = store
         self._owned = owned
         self._reach = reach
-        self._fire = fire
-        self._holds = HoldWatch(store, owned, fire)
-        self._lost = lost
+        self._loops = loops
+        self._holds = HoldWatch(store, owned, loops)
+        self._keeper = keeper
         self.accepted: dict[int, int] = {}
         """Highest count seen of each partition, owned now or before: it never falls unless the server loses data."""
         self.forgotten = 0
@@ -382,7 +386,7 @@ class LookAhead:
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
         self.room = Room(reach, owned)
-        self._reader = SliceReader(store, owned, self.room, fire)
+        self._reader = SliceReader(store, owned, self.room, loops)
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions that waited for the listing of this round."""
@@ -433,7 +437,7 @@ class LookAhead:
             partition.waits_for_listing = False
         if self._listed:
             self._listed.clear()
-            self._fire()
+            self._loops.fire.wake()
 
     def _look_at_lanes(self) -> None:
         """Limit the tasks that wait in lanes, which do not count as read ahead."""
@@ -482,7 +486,7 @@ class LookAhead:
             partition.number,
             missing,
         )
-        self._lost(partition, "rolledback")
+        self._keeper.lose(partition, "rolledback")
 
     async def _list(self, now_ms: int) -> StoreError | None:
         ahead_ms = now_ms + self._reach.horizon_ms

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ..model.ids import schedule_of
-from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, PastRun, after_begin, overlapped_until
+from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, NotRun, PastRun, after_begin, overlapped_until
 from ..model.schedule.definition import Definition
 from ..store.codec import SCHEDULED, decode
 from ..store.keys import HOUR_MS
@@ -166,6 +166,8 @@ class Chains:
         """There is work for the planner."""
         self.not_run: Counter[str] = Counter()
         """Planned times that a begin skipped, by reason; the planner adds them up."""
+        self.passed: list[tuple[Definition, NotRun]] = []
+        """Planned times that did not run, for the history."""
 
     def read(self, rows: Iterable[bytes]) -> None:
         """Request plans for occurrences that come near, before they are due."""
@@ -258,6 +260,7 @@ class Chains:
                 self.known[definition.name] = (definition, link)
             elif self.known:
                 self.known.pop(definition.name, None)
+        self.passed += ((definition, slot) for slot in link.state.not_run_since(old.state))
         last = old.state.last
         before = self.runs.pop(last, None) if last else None
         if ran:
@@ -281,6 +284,7 @@ class Chains:
         self.ended[definition.name] = Ongoing(definition.name, old.planned_ms, 0, link)
         self.asks = True
         self._count(old.state, state)
+        self.passed += ((definition, slot) for slot in state.not_run_since(old.state))
         return link
 
     def _count(self, before: ChainMemory, after: ChainMemory) -> None:

@@ -1,32 +1,53 @@
 """Outcomes of deliveries: retries, dead letters and what commit writes, counted for `/metrics`."""
 
-import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
-from math import inf
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
-from ..model.delivery import DROPPED, UNREADABLE, Body, Dead, Failure, Fate, Response, Retry, has_expired, was_sent
-from ..model.errors import StoreError
-from ..model.ids import idh_of
+from ..model.delivery import (
+    DROPPED,
+    UNREADABLE,
+    Body,
+    Dead,
+    Failure,
+    Fate,
+    Outcome,
+    Response,
+    Retry,
+    has_expired,
+    was_sent,
+)
+from ..model.ids import idh_of, occurrence_id
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
-from ..model.retry import GiveUp, Policies, RetryWait, decide, in_time_ms
+from ..model.retry import Policies, in_time_ms
+from ..model.run import (
+    LOST,
+    PASSED_ENDS,
+    HistoryRules,
+    Run,
+    RunDetails,
+    RunRecord,
+    Verdict,
+    code_of,
+    judge,
+    parked,
+)
+from ..model.schedule.chain import NotRun
+from ..model.schedule.definition import Definition
 from ..model.text import trace_of
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
-from ..store.owner import fire
 from ..store.owner.fire import Death, NewPlace
 from ..store.owner.holds import FailedHead
-from ..store.store import Store
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
@@ -140,12 +161,9 @@ def _observe(histogram: Histogram, late_ms: float, count: int) -> None:
         histogram.observe(max(0.0, late_ms) / 1000, count)
 
 
-UNTRIED_WAIT_MS: Final = 1_000
-
-
 def _failed_once_more(flight: Flight, reason: str) -> Body:
     errors = (*flight.body.errors, reason)[-MAX_ERRORS_KEPT:]
-    return msgspec.structs.replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
+    return replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
 
 
 def _leaving(flight: Flight, place: Slice, row: bytes) -> NewPlace:
@@ -159,65 +177,121 @@ def _kind(flight: Flight) -> str:
 class Outcomes:
     """Turns outcomes into retries and dead letters by the retry policies."""
 
-    def __init__(self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None) -> None:
+    def __init__(
+        self,
+        policies: Policies,
+        clock: Clock,
+        failures: Failures,
+        lanes: LanePolicies | None = None,
+        history: HistoryRules | None = None,
+        node: str = "",
+    ) -> None:
         self._policies = policies
+        self._history = history or HistoryRules()
+        self._node = node
         self._clock = clock
         self._failures = failures
         self._lanes = lanes or LanePolicies(LanePolicy())
         self.meters = Meters()
 
-    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
-        """Return what commit has to write."""
-        if isinstance(outcome, Retry) and outcome.untried:
-            return self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
+    # -- history ----------------------------------------------------------------------------------------
+
+    def keeps_successes(self, target: str) -> bool:
+        """Return whether the history keeps deliveries to this target that succeeded."""
+        return self._history.rule(target) == "all"
+
+    def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
+        body, now_ms = flight.body, self._clock.now_ms()
+        response = said.response
+        record = RunRecord(
+            flight.idh,
+            verdict.end,
+            body.attempt,
+            flight.original_due_ms,
+            0 if verdict.end in ("expired", "dropped") else began_ms,
+            now_ms,
+            body.target,
+            self._node,
+            verdict.reason,
+            code_of(said),
+            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
+            body.id,
+            body.lane,
+            None,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            0 if response is None else len(response.body),
+        )
+        runs = []
+        if flight.live.to_redo(flight.index):
+            lost = replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0)
+            runs.append(Run(lost))
+        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
+        runs.append(Run(record, RunDetails(response, traceback=trace) if response is not None or trace else None))
+        return tuple(run for run in runs if self._history.keeps(run.record))
+
+    def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
+        """Return what the history keeps of planned times that did not run."""
+        task_id = occurrence_id(definition.name, slot.to_ms)
+        record = RunRecord(
+            idh_of(task_id),
+            PASSED_ENDS.get(slot.reason, "skipped"),
+            0,
+            slot.from_ms,
+            0,
+            self._clock.now_ms(),
+            definition.target,
+            self._node,
+            slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times",
+            id=task_id,
+            planned_ms=slot.to_ms,
+        )
+        return Settled(runs=(Run(record),)) if self._history.keeps(record) else None
+
+    # -- verdicts ---------------------------------------------------------------------------------------
+
+    def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
+        """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
-        policy = self._policies.of(flight.body)
-        verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms, flight.body.expires_ms)
-        reason = outcome.reason[:MAX_ERROR_CHARS]
-        if self._parks(partition, flight, outcome, verdict, now_ms):
-            self._report(flight, outcome, reason, "parked")
-            return self._park(partition, flight, reason)
-        match verdict:
-            case RetryWait(wait_ms):
-                self._report(flight, outcome, reason, "retry", now_ms + wait_ms)
-                return self._retry_later(partition, flight, wait_ms, reason)
-            case GiveUp(why):
-                reason = why[:MAX_ERROR_CHARS]
-                self._report(flight, outcome, reason, "dead")
-                return self._bury(flight, reason, outcome.response, trace_of(outcome.error))
+        lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
+        policy, since_ms = self._policies.of(flight.body), self._since_ms(partition, flight, now_ms)
+        verdict = judge(said, flight.body, flight.original_due_ms, now_ms, policy, lane, since_ms)
+        if verdict.counted:
+            self._report(flight, verdict, said, now_ms)
+        settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
+        return settled._replace(runs=self.runs(flight, verdict, said, began_ms)) if verdict.counted else settled
 
-    def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
-        """Like `apply` for an outcome decided by a worker, which has also reported the failure."""
-        reason = outcome.reason[:MAX_ERROR_CHARS]
-        wait_ms = outcome.after_ms if isinstance(outcome, Retry) else None
-        wait_ms = UNTRIED_WAIT_MS if wait_ms is None else wait_ms
-        if isinstance(outcome, Retry) and outcome.untried:
-            return self._place_again(partition, flight, wait_ms, flight.body)
-        verdict = GiveUp(reason) if isinstance(outcome, Dead) else RetryWait(wait_ms)
-        if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
-            if self._lanes.of(flight.body.target).on_failure == "block":
+    def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
+        """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
+        if verdict.end in ("done", "cancelled"):  # the mark of a cancelled task is already set, and counted
+            return Settled(flight.live, flight.index, delivered=verdict.end == "done")
+        if flight.body.lane is not None:
+            now_ms, lane = self._clock.now_ms(), self._lanes.of(flight.body.target)
+            judged = parked(verdict, verdict.reason, lane, now_ms, self._since_ms(partition, flight, now_ms))
+            if judged.end == "parked" and lane.on_failure == "block":
                 # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
-                outcome.brief = "its run on a worker failed"  # the handler's message stays with the task
-                self._report(flight, outcome, reason, "parked")
-            return self._park(partition, flight, reason)
-        if isinstance(outcome, Dead):
-            return self._bury(flight, reason, traceback=outcome.traceback)
-        return self._retry_later(partition, flight, wait_ms, reason)
+                self._report(flight, judged, Retry(judged.reason, brief="its run on a worker failed"), now_ms)
+            verdict = judged
+        return self._carry_out(partition, flight, verdict, traceback)
 
-    def _parks(
-        self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: RetryWait | GiveUp, now_ms: int
-    ) -> bool:
-        """Return True if this failure parks the lane until someone acts."""
+    def _since_ms(self, partition: Partition, flight: Flight, now_ms: int) -> int:
+        """Return when the head of a lane first failed: untried postponements before that do not count."""
         lane = flight.body.lane
-        if lane is None or has_expired(outcome.reason) or outcome.reason.startswith(DROPPED):
-            return False
-        policy = self._lanes.of(flight.body.target)
-        if policy.on_failure == "park":
-            return True
-        # Count from its first failure: untried postponements before it do not count.
-        since_ms = now_ms if flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
-        blocks = policy.on_failure == "block" and isinstance(verdict, RetryWait)
-        return blocks and isinstance(verdict, RetryWait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
+        return now_ms if lane is None or flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
+
+    def _carry_out(
+        self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str, response: Response | None = None
+    ) -> Settled:
+        match verdict.end:
+            case "retry" if not verdict.counted:
+                return self._place_again(partition, flight, verdict.wait_ms, flight.body)
+            case "retry":
+                return self._retry_later(partition, flight, verdict.wait_ms, verdict.reason)
+            case "parked":
+                return self._park(partition, flight, verdict.reason)
+            case _:
+                return self._bury(flight, verdict.reason, response, traceback)
 
     def _park(self, partition: Partition, flight: Flight, reason: str) -> Settled:
         """Move the head first into the lane's hold slice, where it waits with the others."""
@@ -226,28 +300,27 @@ class Outcomes:
         self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
         hold = partition.hold_policy.park(lane, reason, now_ms)
-        body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
+        body = replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
         held = self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
         retry = _leaving(flight, hold.place, row)
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
-    def _report(
-        self, flight: Flight, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None
-    ) -> None:
+    def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
+        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
         failure = Failure(
             id=flight.id,
             target=flight.target,
             attempt=flight.attempt,
-            error=reason,
-            brief=outcome.brief or "",
-            outcome=fate,
-            next_at_ms=next_at_ms,
+            error=verdict.reason,
+            brief=said.brief or "",
+            outcome=fates.get(verdict.end, "dead"),
+            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
             lane=flight.lane,
             original_due_ms=flight.original_due_ms,
             idempotency_key=flight.idempotency_key,
-            response=outcome.response,
-            exception=outcome.error,
+            response=said.response,
+            exception=said.error,
         )
         self._failures.report(failure)
 
@@ -265,7 +338,7 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
         place = Slice.at(due_ms, SECOND_MS)
-        body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
+        body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         # Flag the retry of a schedule's run too: the run ends when its last attempt does.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
@@ -319,67 +392,3 @@ class Outcomes:
         self._failures.report(failure)
         self.meters.buried("unreadable", letter.reason)
         return Settled(damaged.live, damaged.index, fired=False, death=Death(idh, letter.encode(), now_ms))
-
-
-class Commits:
-    """Sends one commit after another for each partition; unanswered ones are kept there and sent again."""
-
-    def __init__(
-        self,
-        store: Store,
-        owned: dict[int, Partition],
-        lost: Callable[[Partition, str], None],
-        read_again: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._owned = owned
-        self._lost = lost
-        self._read_again = read_again
-        self.moved = 0
-        """Tasks moved into hold slices."""
-        self._last = -1
-
-    async def all(self, seconds: float = inf) -> StoreError | None:
-        """Commit outcomes of deliveries first, then moves into hold slices. Leave what takes longer than `seconds` for
-        the next call: a target that died may cause thousands of both at once, while other tasks are due."""
-        failure, until_s = None, time.monotonic() + seconds
-        for partition in self._in_turn():
-            while partition.has_outcomes and partition.unanswered is None:
-                self._last = partition.number
-                failure = await self.try_one(partition, partition.commit()) or failure
-                if time.monotonic() >= until_s:
-                    return failure
-        return failure
-
-    def _in_turn(self) -> list[Partition]:
-        """Order partitions: outcomes of deliveries before moves alone, and none twice before another once."""
-        some = [one for one in self._owned.values() if one.has_outcomes]
-        return sorted(some, key=lambda one: (not one.pending_writes.outcomes, one.number <= self._last, one.number))
-
-    async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
-        try:
-            await self.send(partition, work)
-        except StoreError as error:
-            return error
-        return None
-
-    async def send(self, partition: Partition, work: fire.Commit) -> None:
-        partition.unanswered = work
-        status = await fire.commit(self._store, work)
-        partition.unanswered = None
-        if status == "ok":
-            partition.committed(work)
-            partition.answered()
-            self.moved += sum(len(moves.rows) // 3 for moves in work.moves)
-            if work.retries:
-                partition.needs_listing = True
-            if work.retries or work.moves or work.holds:
-                self._read_again()
-        elif status == "stale":
-            partition.answered()
-            touched = {touch.name for touch in work.touches}
-            for live in [live for live in partition.slices.values() if live.name in touched]:
-                partition.forget(live)
-            self._read_again()
-        else:
-            self._lost(partition, status)

@@ -1,24 +1,49 @@
 """One owned partition: its slices, its lanes, its fencing token, and pending writes."""
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from time import monotonic
 from typing import Final, NamedTuple
 
 from ..model.clock import steady_s
-from ..store.keys import PartitionKeys, Slice
-from ..store.owner.fire import MOST_BYTES, UNREAD, Commit, Death, HandOff, Known, NewPlace, Section, Touch
+from ..model.run import Run
+from ..model.schedule.chain import NotRun
+from ..model.schedule.definition import Definition
+from ..store.keys import ADDRESS_BYTES, PartitionKeys, Slice, address_prefix, r_of
+from ..store.owner.fire import (
+    BUSY,
+    MOST_BYTES,
+    MOST_TASKS,
+    UNREAD,
+    Commit,
+    Death,
+    HandOff,
+    Known,
+    NewPlace,
+    Section,
+    Touch,
+    WriteStatus,
+)
 from ..store.owner.read import Stranger
-from .due import MOST_SLICES, BeginCall, DueSelector, Leaving
-from .flight import Flight
+from ..store.records import KeptResult
+from .due import MOST_SLICES, BeginCall, Damaged, DueSelector, Leaving
+from .flight import Flight, FlightGroup
 from .holds import Holders, HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice
 
+log = logging.getLogger("mainspring.engine")
+
 _NOTHING: Final[Mapping[LiveSlice, Sequence[int]]] = {}
+_NO_BITS: Final[list[bytes]] = []
+
+
+class PartitionLost(Exception):
+    """The partition must be given up: another node has it, its server lost data, or its lease is over."""
 
 
 class Touched(NamedTuple):
@@ -55,16 +80,25 @@ class Settled(NamedTuple):
     hold: LaneHold | None = None
     repeats: bool = False
     """True if the row repeats a put: it is counted, but not delivered."""
+    answer: KeptResult | None = None
+    """The receiver's response, stored before the task counts as done."""
+    runs: tuple[Run, ...] = ()
+    """What happened, for the history."""
 
     @property
     def is_plain(self) -> bool:
-        return self.retry is None and self.death is None and self.hold is None and not self.repeats
+        """True if nothing but a done bit has to be written."""
+        return self[5:] == _PLAIN
 
     @property
     def size(self) -> int:
         """Approximate bytes that a commit sends for it."""
         row = 0 if self.retry is None else len(self.retry.row)
+        row += 0 if self.answer is None else len(self.answer.data)
         return row if self.death is None else row + len(self.death.record)
+
+
+_PLAIN: Final = Settled()[5:]
 
 
 class PendingWrites:
@@ -126,9 +160,14 @@ class PendingWrites:
         size = 0
         while self.outcomes and len(taken) < MOST_OUTCOMES and size < MOST_BYTES:
             one = self.outcomes.popleft()
+            if one.live is not None and one.live.forgotten:
+                # The row is read again, as fired and not done: it is delivered again, and has another outcome.
+                if one.hold is not None and not one.hold[1]:
+                    taken.append(Settled(hold=one.hold))  # its lane continues already
+                continue
             taken.append(one)
             size += one.size
-            if one.live is not None and not one.live.forgotten:
+            if one.live is not None:
                 by_live.setdefault(one.live, []).append(one)
         for live, some in by_live.items():
             _land(live, some)
@@ -146,7 +185,17 @@ def _land(live: LiveSlice, settled: Sequence[Settled]) -> None:
     live.finished += sum(one.delivered for one in settled)
 
 
-class HandingOff(NamedTuple):
+class CommitCall(NamedTuple):
+    """Outcomes and moves on their way to the server."""
+
+    work: Commit
+    touched: list[LiveSlice]
+    moves: TakenMoves
+    size: int
+    """Number of outcomes and moved tasks."""
+
+
+class HandOffCall(NamedTuple):
     """Tasks on their way to their queues."""
 
     work: HandOff
@@ -156,39 +205,11 @@ class HandingOff(NamedTuple):
     has_lanes: bool
 
 
-class HandedOff:
-    """Tasks of a partition that workers have, as far as the owner has to track them."""
-
-    __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
-
-    def __init__(self) -> None:
-        self.ready: list[Flight] = []
-        """Begun tasks, to be handed off with the next call."""
-        self.put_off: list[Flight] = []
-        """Tasks whose id another task has in a queue: they are retried."""
-        self.awaited: dict[bytes, Flight] = {}
-        """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
-        self.answered: dict[bytes, LiveSlice] = {}
-        """Addresses whose acks can be deleted once the end of the task is committed."""
-        self.cursor = 0
-        """Cursor of the acks in this round."""
-
-    @property
-    def is_watched(self) -> bool:
-        """True if something here waits for acks of workers."""
-        return bool(self.awaited or self.put_off or self.answered)
-
-    @property
-    def out(self) -> int:
-        """Number of fired rows whose end this owner need not wait for: the next owner resumes them."""
-        flights = (*self.awaited.values(), *self.put_off)
-        return sum(not flight.live.forgotten for flight in flights)
+OwnerCall = BeginCall | CommitCall | HandOffCall
 
 
 MOST_MOVES: Final = 200
 """Most tasks that one commit moves into hold slices: the server does nothing else meanwhile."""
-
-NOTHING_TAKEN: Final = TakenMoves([], [], {}, [])
 
 
 class Partition:
@@ -210,19 +231,28 @@ class Partition:
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.pending_writes = PendingWrites()
+        self._pending_writes = PendingWrites()
         self.holders = holders or Holders()
         self.hold_policy = HoldPolicy(self.holders)
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
-        self._taken = NOTHING_TAKEN
-        """Moves into hold slices in the current commit."""
-        self.unanswered: BeginCall | Commit | HandingOff | None = None
-        """Call whose reply was lost: it must be repeated unchanged before anything else."""
-        self.handed = HandedOff()
+        self.unanswered: OwnerCall | None = None
+        """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
+
+        Set by `begin`, `commit` and `give_to_workers`, cleared by `answered`, and by nothing else."""
+        self._ready: deque[tuple[str, FlightGroup]] = deque()
+        """Begun tasks with their queues, to be handed off with the next calls."""
+        self._put_off: list[tuple[str, Flight]] = []
+        """Tasks whose id another task has in a queue: they are handed off again."""
+        self._awaited: dict[bytes, Flight] = {}
+        """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
+        self._answered: dict[bytes, LiveSlice] = {}
+        """Addresses whose acks can be deleted once the end of the task is committed."""
+        self.ack_cursor = 0
+        """Cursor of the acks in this round."""
         self.chains = Chains()
         """The schedules of this partition."""
-        self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
+        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -256,7 +286,7 @@ class Partition:
             if live.from_ms >= soonest:
                 break
             queue = live.queue  # read directly: this runs in every tick, over all slices
-            if queue and not live.blocks_its_lane and (live.pace is None or self.due_selector.room_of(live, 1)):
+            if queue and not live.blocks_its_lane and (live.pace is None or self._due_selector.room_of(live, 1)):
                 soonest = min(soonest, live.from_ms + queue.first_offset)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
@@ -277,47 +307,85 @@ class Partition:
     @property
     def drained(self) -> bool:
         """True if all begun tasks are finished or with workers, and the server knows it."""
-        if self.pending_writes.dirty or self.has_outcomes or self.unanswered is not None:
+        if self.has_writes or self.unanswered is not None:
             return False
-        return sum(live.out for live in self.slices.values()) == self.handed.out
+        # The next owner resumes those that workers have.
+        with_workers = (*self._awaited.values(), *(flight for _, flight in self._put_off))
+        return sum(live.out for live in self.slices.values()) == sum(not one.live.forgotten for one in with_workers)
 
     @property
     def has_outcomes(self) -> bool:
         """True if outcomes are unwritten, including tasks being moved into hold slices."""
-        return bool(self.pending_writes.outcomes) or self.hold_policy.has_outcomes
+        return bool(self._pending_writes.outcomes) or self.hold_policy.has_outcomes
+
+    @property
+    def has_writes(self) -> bool:
+        """True if something has ended, or waits for a worker, and the server does not know it."""
+        return bool(self._pending_writes.dirty or self.has_outcomes or self._ready)
+
+    @property
+    def unwritten(self) -> int:
+        """Number of tasks whose outcome or hand-off is not on its way yet."""
+        return len(self._pending_writes.outcomes) + sum(len(group.flights) for _, group in self._ready)
+
+    @property
+    def dirty_since(self) -> float:
+        """Since when plain successes wait to be committed, by the monotonic clock; infinity if none do."""
+        return self._pending_writes.dirty_since
+
+    @property
+    def to_spill(self) -> int:
+        """Number of due tasks without lanes that were held back and have to be moved."""
+        return self.hold_policy.spill_queue.count
+
+    def may_begin_now(self, now_ms: int) -> bool:
+        return self.may_begin and (self.soonest_ms <= now_ms or self.has_ready)
+
+    @property
+    def has_ready(self) -> bool:
+        """True if a lane's next task, or a planned run that had to wait, may be able to begin."""
+        return bool(self.lanes.woken or self.chains.ready)
 
     # -- begin ---------------------------------------------------------------------------------------
 
     def begin(self, now_ms: int, limit: int, *, commit: bool, whole: bool = False) -> BeginCall | None:
         """Begin everything due by now (up to the limit); with `commit`, also write what was settled since the last one.
 
-        With `whole`, begin no part of a slice that is overdue as a whole: its turn comes soon.
+        With `whole`, begin no part of a slice that is overdue as a whole: its turn comes soon. Return None if there is
+        nothing to write, or a call is under way.
         """
-        leaving = self.due_selector.take(self.slices, now_ms, limit, whole=whole)
+        if self.unanswered is not None:
+            return None
+        leaving = self._due_selector.take(self.slices, now_ms, limit, whole=whole)
         self.survey()
-        touched = self._touch(leaving, commit=commit)
-        return self._section(leaving, touched, now_ms) if touched.lives else None
+        touched = self._touch(leaving.places, commit=commit)
+        if not touched.lives:
+            return None
+        self.unanswered = call = self._begin_call(leaving, touched, now_ms)
+        return call
 
     def is_paced(self, live: LiveSlice) -> bool:
         """Return whether its rows leave gradually: then few are needed in memory."""
         return live.pace is not None and self.holders.room(live.pace) is not None
 
-    def _touch(self, leaving: Leaving, *, commit: bool) -> Touched:
-        places = leaving.places
+    def _touch(self, places: Mapping[LiveSlice, Sequence[int]], *, commit: bool) -> Touched:
         if commit:
-            dirty = dict.fromkeys(islice(self.pending_writes.dirty, MOST_SLICES), ())
-            return self.pending_writes.take_done(places | dirty, places)
+            dirty = dict.fromkeys(islice(self._pending_writes.dirty, MOST_SLICES), ())
+            return self._pending_writes.take_done(
+                {**places, **{live: () for live in dirty if live not in places}}, places
+            )
         return Touched(list(places), [live.touch(some, commit=False) for live, some in places.items()], 0)
 
-    def _section(self, leaving: Leaving, touched: Touched, now_ms: int) -> BeginCall:
-        flights, places = leaving.flights, leaving.places
-        due_ms = leaving.max_due_ms if flights else None
-        lanes = any(live.has_lanes for live in places) and any(flight.body.lane is not None for flight in flights)
+    def _begin_call(self, leaving: Leaving, touched: Touched, now_ms: int) -> BeginCall:
+        groups = leaving.groups
+        due_ms = leaving.max_due_ms if groups else None
+        lanes = any(group.live.has_lanes and _any_in_lane(group) for group in groups)
         known = self._known(leaving.max_due_ms) if lanes else []
-        following = self.chains.next_occurrences(flights, now_ms) if any(live.has_schedules for live in places) else ()
+        scheduled = [group for group in groups if group.live.has_schedules]
+        following = self.chains.next_occurrences(_flights(scheduled), now_ms) if scheduled else ()
         done, touches = touched.finished, touched.touches
         section = Section(self.number, self.token, self.seq + 1, due_ms, done, touches, known, following)
-        return BeginCall(section, flights, touched.lives, leaving.alike)
+        return BeginCall(section, groups, touched.lives)
 
     def _known(self, max_due_ms: int) -> list[Known]:
         limit = _second_end(max_due_ms)
@@ -332,23 +400,61 @@ class Partition:
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def begun(self, begun: BeginCall, x: list[bytes]) -> list[Flight]:
-        """Record that the server has the fired bits; return the flights that leave now, without cancelled ones."""
-        self.seq = begun.section.seq
-        _prove(begun.touched, begun.section.touches)
+    def answered(self, call: OwnerCall, status: WriteStatus, x: list[bytes] = _NO_BITS) -> list[FlightGroup]:
+        """Apply the server's answer to a call; return the groups that leave now. Raise `PartitionLost` if the partition
+        must be given up."""
+        self.unanswered = None
+        if isinstance(call, CommitCall):
+            call.moves.answered()
+            self.lanes.wake_barred()
+        match status:
+            case "ok":
+                return self._applied(call, x)
+            case "stale":
+                handed = (flight.live for flight in call.flights) if isinstance(call, HandOffCall) else ()
+                for live in dict.fromkeys((*call.touched, *handed)):
+                    self.forget(live)
+                log.warning("partition %d: a slice is not the one that was read; reading again", self.number)
+            case "early" | "more" if isinstance(call, BeginCall):
+                self.take_back(call)
+                if status == "more":
+                    self.block(call.section.max_due_ms or 0)
+            case _:
+                raise PartitionLost(status)
+        return []
+
+    def _applied(self, call: OwnerCall, x: list[bytes]) -> list[FlightGroup]:
+        work = call.section if isinstance(call, BeginCall) else call.work
+        self.seq = work.seq
+        for live, touch in zip(call.touched, work.touches, strict=True):
+            live.proven = max(live.proven, touch.m)
+        if isinstance(call, BeginCall):
+            return self._begun(call, x)
+        if isinstance(call, CommitCall) and call.work.retries:
+            self.needs_listing = True
+        return []
+
+    def _begun(self, begun: BeginCall, x: list[bytes]) -> list[FlightGroup]:
+        """Return the groups that leave now, without flights that were cancelled before."""
+        self.blocked_ms = -1
         leaving, cancelled = begun.part(x)
         for flight in cancelled:
             flight.live.land(1, [flight.index])
-            self.pending_writes.settled(flight.live, 0.0)
+            self._pending_writes.settled(flight.live, 0.0)
             self._lane_may_go_on(flight)
-        if any(live.has_schedules for live in begun.touched) and self.chains.begun(begun.flights, leaving):
-            self.needs_listing = True  # some of the next occurrences are near
+        if any(live.has_schedules for live in begun.touched):
+            left = list(_flights(leaving))
+            if self.chains.begun(left if not cancelled else list(_flights(begun.groups)), left):
+                self.needs_listing = True  # some of the next occurrences are near
+        if not self.holds_lease:
+            # Fired, but the lease ran out while we waited: the next owner delivers these.
+            raise PartitionLost("its lease ran out before the send")
         return leaving
 
     def take_back(self, begun: BeginCall) -> None:
         """Undo a call that wrote nothing: everything waits again, and done bits still have to be committed."""
-        self.due_selector.take_back(begun)
-        self.pending_writes.take_back(begun)
+        self._due_selector.take_back(begun)
+        self._pending_writes.take_back(begun)
         self.survey()
 
     def forget(self, live: LiveSlice) -> None:
@@ -376,16 +482,44 @@ class Partition:
             self.chains.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
-        self.pending_writes.forget([live])
+        self._pending_writes.forget([live])
         self.survey()
 
     # -- outcomes -----------------------------------------------------------------------------------
+
+    def done(self, live: LiveSlice, indexes: Sequence[int]) -> bool:
+        """Record plain successes. Return True if nothing else waited to be committed."""
+        first = not self._pending_writes.dirty
+        live.land(len(indexes), indexes)
+        live.finished += len(indexes)
+        self._pending_writes.settled(live, monotonic())
+        return first
+
+    def write(self, settled: Settled) -> None:
+        """Record an outcome of a row that was never begun."""
+        self._pending_writes.ended(settled, monotonic())
+
+    def run_over(self, flight: Flight, outcome: str, now_ms: int) -> None:
+        """Note that a run of a schedule has ended, with no further attempt."""
+        self.chains.over(flight, outcome, now_ms)
+
+    def take_passed(self) -> list[tuple[Definition, NotRun]]:
+        """Return the planned times that did not run, noted since the last call."""
+        passed, self.chains.passed = self.chains.passed, []
+        return passed
+
+    def take_damaged(self) -> list[Damaged]:
+        """Return the entries found since the last call that cannot be read."""
+        damaged, self._due_selector.row_decoder.damaged = self._due_selector.row_decoder.damaged, []
+        for one in damaged:
+            one.live.held.add(one.index)  # another pass over the list must not take it again
+        return damaged
 
     def ended(self, flight: Flight, settled: Settled) -> None:
         """Record the end of a flight. If its task is over, the next one of its lane may leave."""
         if settled.is_over and flight.body.lane is not None:
             settled = settled._replace(hold=self._free_lane(flight.body.lane, flight.idh))
-        self.pending_writes.ended(settled, monotonic())
+        self._pending_writes.ended(settled, monotonic())
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
@@ -411,14 +545,14 @@ class Partition:
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
         if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
-            self.pending_writes.outcomes.append(Settled(hold=hold))
+            self._pending_writes.outcomes.append(Settled(hold=hold))
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Handle rows just read: record those that need no delivery, and when the next is due."""
         if live.bits.dirty:
-            self.pending_writes.settled(live, now_s)
+            self._pending_writes.settled(live, now_s)
         for index in live.row_filter.repeats:
-            self.pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
+            self._pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
         live.row_filter.repeats = []
         for prefix in live.row_filter.tombstones:
             self.lanes.ask_first(prefix)
@@ -429,28 +563,23 @@ class Partition:
         self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
-    def answered(self) -> None:
-        """Forget the current commit: it is written, or will not be."""
-        self._taken.answered()
-        self._taken = NOTHING_TAKEN
-        self.lanes.wake_barred()
+    def commit(self) -> CommitCall | None:
+        """Return a commit: as many outcomes as one call may write, with their done bits, then moves.
 
-    def committed(self, work: Commit) -> None:
-        self.seq = work.seq
-        by_name = {touch.name: touch for touch in work.touches}
-        touched = [live for live in self.slices.values() if live.name in by_name]
-        _prove(touched, [by_name[live.name] for live in touched])
-
-    def commit(self) -> Commit:
-        """Return a commit: as many outcomes as one call may write, with their done bits, then moves."""
-        settled = self.pending_writes.take_outcomes()
+        Return None if there is nothing to write, or a call is under way.
+        """
+        if self.unanswered is not None or not self.has_outcomes:
+            return None
+        settled = self._pending_writes.take_outcomes()
         retries = [one.retry for one in settled if one.retry is not None]
         parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
         # Move nothing behind the failed head of a lane before the server knows of the head.
-        self._taken = self.hold_policy.take_moves(0 if self.pending_writes.outcomes else MOST_MOVES, parked)
-        ended = (one.live for one in settled if one.live is not None and not one.live.forgotten)
-        done = self.pending_writes.take_done(dict.fromkeys((*ended, *self._taken.lives)))
-        return Commit(
+        moves = self.hold_policy.take_moves(0 if self._pending_writes.outcomes else MOST_MOVES, parked)
+        if not (settled or moves.moves or moves.records):
+            return None
+        ended = (one.live for one in settled if one.live is not None)
+        done = self._pending_writes.take_done(dict.fromkeys((*ended, *moves.lives)))
+        work = Commit(
             self.number,
             self.token,
             self.seq + 1,
@@ -460,9 +589,146 @@ class Partition:
             retries,
             [one.death for one in settled if one.death is not None],
             [one.hold for one in settled if one.hold is not None],
-            self._taken.moves,
-            self._taken.records,
+            moves.moves,
+            moves.records,
+            [one.answer for one in settled if one.answer is not None],
+            [run for one in settled for run in one.runs],
         )
+        self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()))
+        return call
+
+    # -- workers ----------------------------------------------------------------------------------------
+
+    def hand_off(self, queue: str, group: FlightGroup) -> None:
+        """Let the next call hand these tasks off to a queue."""
+        self._ready.append((queue, group))
+
+    def give_to_workers(self) -> HandOffCall | None:
+        """Return a call that hands tasks off, with the done bits of those that end with it.
+
+        Return None if there is nothing to hand off, or a call is under way.
+        """
+        if self.unanswered is not None or not self._ready:
+            return None
+        by_queue: dict[str, list[FlightGroup]] = {}
+        taken = size = 0
+        while self._ready and taken < MOST_TASKS and size <= MOST_BYTES:
+            queue, group = self._ready.popleft()
+            if group.live.forgotten:
+                continue
+            fits = _how_many(group, MOST_TASKS - taken, MOST_BYTES - size)
+            if fits < len(group.flights):
+                group, rest = group.split(fits)
+                self._ready.appendleft((queue, rest))
+            by_queue.setdefault(queue, []).append(group)
+            taken += len(group.flights)
+            size += sum(len(flight.row) + ADDRESS_BYTES for flight in group.flights)
+        if not by_queue:
+            return None
+        queues = {
+            queue: [record for group in groups for record in _records(group)] for queue, groups in by_queue.items()
+        }
+        flights = [flight for groups in by_queue.values() for group in groups for flight in group.flights]
+        over = 0
+        touched: dict[LiveSlice, None] = {}
+        for groups in by_queue.values():
+            for group in groups:
+                indexes: Sequence[int] = group.indexes
+                if group.live.has_lanes:
+                    indexes = [flight.index for flight in group.flights if flight.body.lane is None]
+                if indexes:
+                    group.live.land(len(indexes), indexes)
+                    touched[group.live] = None
+                    over += len(indexes)
+        done = self._pending_writes.take_done(touched)
+        work = HandOff(self.number, self.token, self.seq + 1, done.finished, done.touches, queues)
+        self.unanswered = call = HandOffCall(work, flights, done.lives, over < len(flights))
+        return call
+
+    def handed_off(self, call: HandOffCall, answers: Mapping[int, bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Note which tasks workers have. Return how many are done with that, and the acks of those that a worker has
+        ended already, by address."""
+        if not (call.has_lanes or answers):
+            return len(call.flights), []
+        queues = [queue for queue, records in call.work.queues.items() for _ in records]
+        delivered, ended = 0, []
+        for position, flight in enumerate(call.flights):
+            answer = answers.get(position)
+            if answer == BUSY:
+                if flight.body.lane is None:
+                    flight.live.reopen(flight.index)  # it stays fired, also on the server
+                self._put_off.append((queues[position], flight))
+            elif flight.body.lane is None:
+                delivered += 1
+            else:
+                address = flight.address
+                self._awaited[address] = flight
+                if answer is not None:
+                    ended.append((address, answer))
+        return delivered, ended
+
+    def hand_off_again(self) -> None:
+        """Try again to hand off tasks whose id another task had in a queue."""
+        again, self._put_off = self._put_off, []
+        for queue, flight in again:
+            self.hand_off(queue, FlightGroup(flight.live, [flight], [flight.index]))
+
+    @property
+    def waits_for_workers(self) -> bool:
+        """True if something waits for workers or their acks, or an ack is still to be deleted."""
+        return bool(self._awaited or self._put_off or self._answered)
+
+    @property
+    def awaits_acks(self) -> bool:
+        return bool(self._awaited)
+
+    def back_from_worker(self, address: bytes, idh: bytes | None = None) -> Flight | None:
+        """Return the task at this address that a worker has ended; None if it is not awaited, or is another one."""
+        flight = self._awaited.get(address)
+        if flight is None or idh not in (None, flight.idh):
+            return None
+        del self._awaited[address]
+        if flight.live.forgotten:
+            return None  # its slice is read again; it is handed off again and settled by the same ack
+        self._answered[address] = flight.live
+        return flight
+
+    def known_ends(self, most: int) -> list[bytes]:
+        """Return addresses of tasks whose worker has answered, and whose end the server knows."""
+        if self.unanswered is not None or self._pending_writes.outcomes:
+            return []
+        dirty = self._pending_writes.dirty
+        return [address for address, live in self._answered.items() if live not in dirty][:most]
+
+    def forget_ends(self, addresses: Iterable[bytes]) -> None:
+        """Forget tasks of which the acks are deleted."""
+        for address in addresses:
+            self._answered.pop(address, None)
+
+
+def _records(group: FlightGroup) -> list[bytes]:
+    """Return what a hand-off sends for each task: its packed address, and its entry."""
+    live = group.live
+    head = address_prefix(live.slice) + r_of(live.g).to_bytes(3, "big")
+    return [b"%b%b%b" % (head, flight.index.to_bytes(4, "big"), flight.row) for flight in group.flights]
+
+
+def _how_many(group: FlightGroup, most: int, most_bytes: int) -> int:
+    """Return how many flights of the group fit into a call; at least one."""
+    size = 0
+    for count, flight in enumerate(group.flights[:most]):
+        size += len(flight.row) + ADDRESS_BYTES
+        if size > most_bytes:
+            return count + 1
+    return min(most, len(group.flights))
+
+
+def _any_in_lane(group: FlightGroup) -> bool:
+    return any(flight.body.lane is not None for flight in group.flights)
+
+
+def _flights(groups: Iterable[FlightGroup]) -> Iterable[Flight]:
+    return chain.from_iterable(group.flights for group in groups)
 
 
 def _second_end(ms: int) -> int:
@@ -472,8 +738,3 @@ def _second_end(ms: int) -> int:
 
 def _by_start(item: tuple[Slice, LiveSlice]) -> int:
     return item[1].from_ms
-
-
-def _prove(touched: list[LiveSlice], touches: list[Touch]) -> None:
-    for live, touch in zip(touched, touches, strict=True):
-        live.proven = max(live.proven, touch.m)

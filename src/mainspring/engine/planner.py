@@ -8,7 +8,7 @@ each schedule has its next occurrence, and schedules a missing one again.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -34,6 +34,7 @@ from ..store.schedules import found_in_time, may_be_long, searched
 from ..store.store import Store
 from ..store.tasks.index import look_up
 from .flight import Flight
+from .loops import Loops
 from .occurrences import APART, Chains, Occurrence, OccurrencePlan, occurrence_of
 from .partition import Partition
 
@@ -120,10 +121,10 @@ IDLE_S: Final = 5.0
 class Planner:
     """Plans and checks the schedules of all partitions of a node."""
 
-    def __init__(self, store: Store, owned: dict[int, Partition], fire: Callable[[], None]) -> None:
+    def __init__(self, store: Store, owned: dict[int, Partition], loops: Loops) -> None:
         self._store = store
         self._owned = owned
-        self._fire = fire
+        self._loops = loops
         self._clock: Clock = store.clock
         self._checked: dict[int, tuple[bytes, float]] = {}
         """Partition -> the token under which it was checked, and when."""
@@ -180,7 +181,7 @@ class Planner:
             raise
         await self._check_in_time(partition)
         if chains.ready:
-            self._fire()
+            self._loops.fire.wake()
         return 0.0 if more or chains.asks else LOOK_AGAIN_S if chains.undecided else IDLE_S
 
     # -- plans -----------------------------------------------------------------------------------------

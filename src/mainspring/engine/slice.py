@@ -78,7 +78,7 @@ class Bitmaps:
         low, high = min(indexes) >> 3, max(indexes) >> 3
         return low, bytes(fired[low : high + 1])
 
-    def unfire(self, indexes: list[int]) -> None:
+    def unfire(self, indexes: Sequence[int]) -> None:
         """Clear the fired bits of rows that did not leave. Rows fired by a former owner stay fired: they may have been
         delivered."""
         for i in indexes:
@@ -648,7 +648,7 @@ class LiveSlice:
         """Return True if a former owner has fired this row and not finished it."""
         return self.bits.to_redo(index)
 
-    def unmark_fired(self, indexes: list[int]) -> None:
+    def unmark_fired(self, indexes: Sequence[int]) -> None:
         """Clear the fired bits of rows that did not leave. Rows fired by a former owner stay fired: they may have been
         delivered."""
         self.out -= len(indexes)

@@ -57,7 +57,7 @@ class End:
     result_ttl_ms: int = 0
     run_end: bytes | None = None
     """Record of a schedule's run, stored under the schedule's name."""
-    run: "Run | None" = None
+    runs: "tuple[Run, ...]" = ()
     """What the history keeps of the attempt, written in the same step."""
 
 

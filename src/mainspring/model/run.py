@@ -36,6 +36,15 @@ schedule did not take place (overlap, outage, pause, excluded day)."""
 
 RunEnd = TaskEnd | NotRunEnd
 
+LOST: Final = "the node or worker that had it died, or lost its lease; it went out again"
+"""Reason of an attempt whose end is unknown."""
+
+PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
+    "missed": "missed", "overlap": "skipped", "paused": "paused", "excluded": "excluded", "cancelled": "cancelled",
+    "lost": "lost",
+}  # fmt: skip
+"""Why a planned time did not run, as schedules count it, and the end of its record."""
+
 FAILED_ENDS: Final = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
 
@@ -46,7 +55,7 @@ class Verdict(NamedTuple):
     end: TaskEnd
     reason: str = ""
     wait_ms: int = 0
-    """Wait before the next attempt, for `retry`."""
+    """Wait before the next attempt."""
     counted: bool = True
     """False if the receiver was not asked: the attempt does not count."""
 
@@ -103,7 +112,7 @@ def parked(verdict: Verdict, reason: str, lane: LanePolicy, now_ms: int, since_m
         and now_ms + verdict.wait_ms > since_ms + lane.max_block_ms
     )
     if lane.on_failure == "park" or blocked_too_long:
-        return Verdict("parked", reason[:MAX_ERROR_CHARS])
+        return verdict._replace(end="parked", reason=reason[:MAX_ERROR_CHARS])
     return verdict
 
 

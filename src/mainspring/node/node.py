@@ -117,6 +117,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         ),
         command_queues={name: command.queue for name, command in config.commands.items()},
         dead_letters=DeadLetterLimits(round(config.dead_letters_max_age_s * 1000), config.dead_letters_max),
+        history=config.history_rules,
         audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )

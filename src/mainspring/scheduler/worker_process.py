@@ -227,6 +227,7 @@ class Workplace:
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,
             queue_lanes=store.shared.queue_lanes,
+            history=config.history_rules,
         )
 
     async def stop(self) -> None:

@@ -17,6 +17,7 @@ from ..model.errors import StoreError
 from ..model.ids import idh_of
 from ..model.job import End, Ending, Job, JobCancelled, Result, decode_result
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
+from ..model.run import DELIVERED, STOPPED, UNTRIED_WAIT_MS, Verdict, buried
 from ..model.schedule.chain import ChainState, PastRun
 from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry, without_headers
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
@@ -165,10 +166,11 @@ async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
 
 def _called_off(end: End) -> End:
     """Return the end of a job that was to be retried, but has been cancelled meanwhile."""
-    run = end.run
-    if run is not None:
-        run = run._replace(record=msgspec.structs.replace(run.record, end="cancelled", next_ms=None))
-    return replace(end, outcome=JobCancelled(), run=run)
+    runs = end.runs
+    if runs and runs[-1].record.end == "retry":
+        last = msgspec.structs.replace(runs[-1].record, end="cancelled", next_ms=None)
+        runs = (*runs[:-1], runs[-1]._replace(record=last))
+    return replace(end, outcome=JobCancelled(), runs=runs)
 
 
 def _cancelled(ends: Sequence[End], answers: Sequence[FinishAnswer]) -> list[tuple[int, bytes]]:
@@ -216,7 +218,7 @@ def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
     keys = [names.n, names.slices, names.ids, names.queued, names.acks, names.dead, names.dead_times]
     keys += map(names.queue, by.queues)
     keys += [names.entries(place.name) for place in parts.places]
-    run_keys, runs = runs_call(store, names, [end.run for end in ends if end.run is not None])
+    run_keys, runs = runs_call(store, names, [run for end in ends for run in end.runs])
     keys += (*parts.x_lanes, *parts.x_cancels, *parts.result_keys, *parts.s_retries, *run_keys)
     jobs = by.jobs
     args: list[Any] = [
@@ -307,20 +309,22 @@ def encode_ack(outcome: Done | Retry | Dead | JobCancelled) -> bytes:
             return b"c"
 
 
-def decode_ack(raw: bytes) -> Done | Retry | Dead | JobCancelled:
+def decode_ack(raw: bytes) -> tuple[Verdict, str]:
+    """Return what became of a task of a lane, and the traceback of the exception behind it."""
     match raw[:1]:
         case b"d":
-            return DONE
+            return DELIVERED, ""
         case b"c":
-            return JobCancelled()
+            return STOPPED, ""
         case b"r":
             failure = _decode(raw[1:])
-            return Retry(failure.reason, failure.after_ms, failure.untried)
+            wait_ms = UNTRIED_WAIT_MS if failure.after_ms is None else failure.after_ms
+            return Verdict("retry", failure.reason, wait_ms, counted=not failure.untried), ""
         case b"x":
             failure = _decode(raw[1:])
-            return Dead(failure.reason, traceback=failure.traceback)
+            return buried(failure.reason), failure.traceback
         case _:
-            return Dead(f"the worker's answer cannot be read: {raw[:40]!r}")
+            return buried(f"the worker's answer cannot be read: {raw[:40]!r}"), ""
 
 
 _ROW: Final = slice(ADDRESS_BYTES, None)

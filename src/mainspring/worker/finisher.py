@@ -7,15 +7,29 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from ..model.clock import Clock
-from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry, has_expired
+from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry
 from ..model.errors import StoreError
 from ..model.ids import idempotency_key
 from ..model.job import End, Ending, Job, JobCancelled, Result
 from ..model.lane import LanePolicies
-from ..model.limits import MAX_ERROR_CHARS
 from ..model.metrics import Histogram
-from ..model.retry import GiveUp, Policies, RetryPolicy, RetryWait, decide, in_time_ms
+from ..model.retry import Policies, RetryPolicy
+from ..model.run import (
+    DELIVERED,
+    LOST,
+    STOPPED,
+    HistoryRules,
+    Run,
+    RunDetails,
+    RunRecord,
+    Verdict,
+    buried,
+    code_of,
+    judge,
+)
 from ..model.text import describe, trace_of
 from ..roles import Failures
 from ..store import job_queue
@@ -68,16 +82,27 @@ class RunMeters:
         self.counts[fate][_kind_of(job)] += 1
 
 
-def fate_of(outcome: Outcome | JobCancelled) -> RunFate:
-    match outcome:
-        case JobCancelled():
-            return "cancelled"
-        case Retry():
+def fate_of(verdict: Verdict) -> RunFate:
+    match verdict.end:
+        case "done" | "expired" | "cancelled":
+            return verdict.end
+        case "retry" | "parked":
             return "failed"
-        case Dead():
-            return "expired" if has_expired(outcome.reason) else "dead"
         case _:
-            return "done"
+            return "dead"
+
+
+def outcome_of(verdict: Verdict, traceback: str) -> Outcome | JobCancelled:
+    """Return the verdict in the form that ends a job on the server. The owner of its partition parks a lane."""
+    match verdict.end:
+        case "done":
+            return DONE
+        case "cancelled":
+            return JobCancelled()
+        case "retry" | "parked":
+            return Retry(verdict.reason, verdict.wait_ms, untried=not verdict.counted)
+        case _:
+            return Dead(verdict.reason, traceback=traceback)
 
 
 def _kind_of(job: Job) -> str:
@@ -86,7 +111,6 @@ def _kind_of(job: Job) -> str:
 
 
 IDLE_S: Final = 60.0
-UNTRIED_WAIT_MS: Final = 1_000
 
 
 class Finisher:
@@ -100,7 +124,9 @@ class Finisher:
         failures: Failures,
         wake: Callable[[], None],
         lanes: LanePolicies,
+        history: HistoryRules | None = None,
     ) -> None:
+        self._history = history or HistoryRules()
         self._store = store
         self._worker = worker
         self._policies = policies
@@ -125,17 +151,12 @@ class Finisher:
         self.broken = error
         log.error("%s: its run could not be ended, which is a bug; the attempt failed: %s", job.id, describe(error),
                   exc_info=error, extra={"task": job.id})  # fmt: skip
-        reason = f"the run could not be ended: {describe(error)}"
+        said = Retry(f"the run could not be ended: {describe(error)}")
         now_ms = self._store.clock.now_ms()
-        outcome: Outcome
-        match decide(RetryPolicy(), job.body.attempt, Retry(reason), job.original_due_ms, now_ms, job.body.expires_ms):
-            case RetryWait(ms):
-                outcome = Retry(reason, ms)
-            case GiveUp():
-                outcome = Dead(reason, traceback=trace_of(error))
-        self.meters.ended_unbegun(job, fate_of(outcome))
+        verdict = judge(said, job.body, job.original_due_ms, now_ms, RetryPolicy(), None, now_ms)
+        self.meters.ended_unbegun(job, fate_of(verdict))
         self._wake()
-        self.unsent.append(End(job, outcome))
+        self.unsent.append(End(job, outcome_of(verdict, trace_of(error))))
 
     def _add(self, run: JobRun) -> None:
         """Turn a run into an end. A run whose job another worker has by now is only counted as lost."""
@@ -150,23 +171,26 @@ class Finisher:
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":
-            self._finish(run, self._end(run, JobCancelled()))
-        elif run.outcome is DONE and not run.work.result_ttl_ms:
-            self._finish(run, End(run.job, DONE))
+            self._finish(run, STOPPED)
         else:
-            self._finish(run, self._end(run, self._decided(run.job, run.outcome, run)))
+            self._finish(run, self._judge(run.job, run.outcome, run))
 
-    def _finish(self, run: JobRun, end: End) -> None:
-        self.meters.ended(run, fate_of(end.outcome))
-        self._put(end)
+    def _finish(self, run: JobRun, verdict: Verdict) -> None:
+        self.meters.ended(run, fate_of(verdict))
+        error = None if isinstance(run.outcome, Done) else run.outcome.error
+        end = End(run.job, outcome_of(verdict, trace_of(error)))
+        if run.work.result_ttl_ms and verdict.is_over:
+            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
+        self._put(end, verdict, run.outcome, run)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """Record the outcome of a job that was never started."""
         try:
-            end = End(job, self._decided(job, outcome, None))
-            if not (isinstance(end.outcome, Retry) and end.outcome.untried):
-                self.meters.ended_unbegun(job, fate_of(end.outcome))
-            self._put(end)
+            verdict = self._judge(job, outcome, None)
+            if verdict.counted:
+                self.meters.ended_unbegun(job, fate_of(verdict))
+            error = None if isinstance(outcome, Done) else outcome.error
+            self._put(End(job, outcome_of(verdict, trace_of(error))), verdict, outcome, None)
         except Exception as error:  # noqa: BLE001  # as above
             self._break_down(job, error)
 
@@ -175,78 +199,92 @@ class Finisher:
         self.given_back += [run.job for run in runs]
         self._wake()
 
-    def _put(self, end: End) -> None:
-        if end.job.body.occurrence is not None and self._is_over(end.job, end.outcome):
-            end.run_end = pack_end(end.job, _ending(end.outcome), self._store.clock.now_ms())
+    def _put(self, end: End, verdict: Verdict, said: Outcome, run: JobRun | None) -> None:
+        if verdict.counted:
+            end.runs = self._runs(end.job, verdict, said, run)
+        if end.job.body.occurrence is not None and verdict.is_over:
+            end.run_end = pack_end(end.job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
             self._wake()
         self.unsent.append(end)
 
-    def _decided(self, job: Job, outcome: Outcome, run: JobRun | None) -> Outcome:
-        """Return a failure after the retry policy: another attempt at a set time, or none."""
-        if isinstance(outcome, Done):
-            return DONE
-        now_ms = self._store.clock.now_ms()
-        if isinstance(outcome, Retry) and outcome.untried:
-            wait_ms = in_time_ms(outcome.after_ms or UNTRIED_WAIT_MS, job.body.expires_ms, now_ms)
-            return Retry(outcome.reason, wait_ms, untried=True)
+    def _judge(self, job: Job, said: Outcome, run: JobRun | None) -> Verdict:
+        """Decide about a job by its retry policy, and report a failure. The owner parks a lane; it is reported here."""
+        if isinstance(said, Done):
+            return DELIVERED
         policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
-        parks = self._parks(job, outcome)
-        match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms, job.body.expires_ms):
-            case RetryWait(ms):
-                if parks:
-                    self._report(job, outcome, outcome.reason, "parked")
-                else:
-                    self._report(job, outcome, outcome.reason, "retry", now_ms + ms)
-                return Retry(outcome.reason, ms)
-            case GiveUp(reason):
-                self._report(job, outcome, reason, "parked" if parks else "dead")
-                return Dead(reason, traceback=trace_of(outcome.error))
+        lane = None if job.body.lane is None else self._lanes.of_queue(job.queue)
+        if lane is not None and lane.on_failure == "block":
+            lane = None  # only the owner knows for how long the lane has been blocked
+        now_ms = self._store.clock.now_ms()
+        verdict = judge(said, job.body, job.original_due_ms, now_ms, policy, lane, now_ms)
+        if verdict.counted:
+            self._report(job, said, verdict, now_ms)
+        return verdict
 
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""
-        self.meters.ended_unbegun(job, fate_of(outcome))
-        self._report(job, outcome, outcome.reason, "dead")
+        verdict = buried(outcome.reason)
+        self.meters.ended_unbegun(job, fate_of(verdict))
+        self._report(job, outcome, verdict, self._store.clock.now_ms())
 
-    def _is_over(self, job: Job, outcome: Outcome | JobCancelled) -> bool:
-        """Return whether no further attempt can follow. The head of a parked lane waits for a person."""
-        return not isinstance(outcome, Retry) and not (isinstance(outcome, Dead) and self._parks(job, outcome))
-
-    def _parks(self, job: Job, outcome: Retry | Dead) -> bool:
-        """Return whether this failure parks its lane, whatever the retry policy says. The owner parks it."""
-        parks = job.body.lane is not None and self._lanes.of_queue(job.queue).on_failure == "park"
-        return parks and not has_expired(outcome.reason)
-
-    def _report(self, job: Job, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None) -> None:
-        namespace = self._store.keys.namespace
+    def _report(self, job: Job, said: Retry | Dead, verdict: Verdict, now_ms: int) -> None:
+        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
         failure = Failure(
             id=job.id,
             target=job.body.target or UNREADABLE,
             attempt=job.body.attempt,
-            error=reason[:MAX_ERROR_CHARS],
-            brief=outcome.brief or "",
-            outcome=fate,
-            next_at_ms=next_at_ms,
+            error=verdict.reason,
+            brief=said.brief or "",
+            outcome=fates.get(verdict.end, "dead"),
+            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
             lane=job.body.lane,
             original_due_ms=job.original_due_ms,
-            idempotency_key=idempotency_key(namespace, job.id, job.original_due_ms, job.body.key_lane),
-            exception=outcome.error,
+            idempotency_key=idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane),
+            exception=said.error,
         )
         self._failures.report(failure)
 
-    def _end(self, run: JobRun, outcome: Outcome | JobCancelled) -> End:
-        ttl_ms = run.work.result_ttl_ms
-        if not ttl_ms or not self._is_over(run.job, outcome):
-            return End(run.job, outcome)
-        ending = _ending(outcome)
-        reason = "cancelled while it ran" if isinstance(outcome, JobCancelled) else ""
-        if isinstance(outcome, Dead):
-            reason = outcome.reason
+    def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt, and of one before it whose worker died."""
+        body, now_ms = job.body, self._store.clock.now_ms()
+        took_ms = round((time.monotonic() - run.started) * 1000) if run is not None and run.started else None
+        output = None if run is None else run.output
+        exit_code = None if output is None else output.exit_code
+        record = RunRecord(
+            job.idh,
+            verdict.end,
+            body.attempt,
+            job.original_due_ms,
+            0 if took_ms is None else now_ms - took_ms,
+            now_ms,
+            body.target,
+            self._worker,
+            verdict.reason,
+            code_of(said) if exit_code is None else exit_code,
+            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
+            body.id,
+            body.lane,
+            job.queue,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            0 if output is None else output.stdout_bytes + output.stderr_bytes,
+        )
+        runs = []
+        if job.deliveries > 1:
+            runs.append(Run(replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None)))
+        log = run.context.lines if run is not None else ()
+        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
+        details = RunDetails(output=output, log=log, traceback=trace)
+        runs.append(Run(record, details if output is not None or log or trace else None))
+        return tuple(one for one in runs if self._history.keeps(one.record))
+
+    def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()
-        result = Result(
-            ending,
-            run.value if ending == "done" else None,
-            reason,
+        return Result(
+            _ending(verdict),
+            run.value if verdict.end == "done" else None,
+            verdict.reason,
             attempt=run.job.body.attempt,
             worker=self._worker,
             target=run.job.body.target,
@@ -256,7 +294,6 @@ class Finisher:
             log=run.context.lines,
             output=run.output,
         )
-        return End(run.job, outcome, result.encode(), ttl_ms)
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -313,5 +350,5 @@ class Finisher:
             await job_queue.give_back(self._store, jobs)
 
 
-def _ending(outcome: Outcome | JobCancelled) -> Ending:
-    return "dead" if isinstance(outcome, Dead) else "cancelled" if isinstance(outcome, JobCancelled) else "done"
+def _ending(verdict: Verdict) -> Ending:
+    return "done" if verdict.end == "done" else "cancelled" if verdict.end == "cancelled" else "dead"

@@ -19,6 +19,7 @@ from ..model.flow import Limit
 from ..model.job import Job
 from ..model.lane import LanePolicies, LanePolicy, Pauses
 from ..model.retry import Policies, RetryPolicy
+from ..model.run import HistoryRules
 from ..model.workers import MOST_TARGETS, WorkerInfo
 from ..roles import Failures, Loop
 from ..store import job_queue
@@ -312,6 +313,8 @@ class WorkerOptions:
     """The nodes' lane policy: a task whose failure parks its lane is not over for a worker."""
     queue_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
     """The nodes' lane policies by queue; they precede `lane_policy`."""
+    history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
+    """Which runs the history keeps."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -328,7 +331,13 @@ class Worker:
         self._store = store
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
         self.finisher = Finisher(
-            store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options)
+            store,
+            options.name,
+            _policies(options),
+            self.failures,
+            self._something_ended,
+            _lanes(options),
+            options.history,
         )
         self.executor = Executor(
             registry,

@@ -1,17 +1,19 @@
 """Planted bugs in how work is held back."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any, Final
 
 from mainspring.engine.holds import HoldPolicy
+from mainspring.model.errors import StoreError
 from mainspring.store.owner import fire, holds
 from mainspring.store.store import Store
 from mainspring.store.tasks import put
 
 from .kinds import Mutation, Patch, Rewrite
 
-CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.WriteStatus]]
+Works = Sequence[fire.Commit]
+CommitAll = Callable[[Store, Works], Awaitable[list[fire.WriteStatus | StoreError]]]
 
 
 async def _put_moves(store: Store, work: fire.Commit) -> None:
@@ -22,20 +24,22 @@ async def _put_moves(store: Store, work: fire.Commit) -> None:
         await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -len(rows))])
 
 
-def _moves_after(commit: CommitCall) -> CommitCall:
-    async def late(store: Store, work: fire.Commit) -> fire.WriteStatus:
-        status = await commit(store, work._replace(moves=[]))
-        if status == "ok":
-            await _put_moves(store, work)
-        return status
+def _moves_after(commit: CommitAll) -> CommitAll:
+    async def late(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
+        statuses = await commit(store, [work._replace(moves=[]) for work in works])
+        for work, status in zip(works, statuses, strict=True):
+            if status == "ok":
+                await _put_moves(store, work)
+        return statuses
 
     return late
 
 
-def _moves_before(commit: CommitCall) -> CommitCall:
-    async def early(store: Store, work: fire.Commit) -> fire.WriteStatus:
-        await _put_moves(store, work)
-        return await commit(store, work._replace(moves=[]))
+def _moves_before(commit: CommitAll) -> CommitAll:
+    async def early(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
+        for work in works:
+            await _put_moves(store, work)
+        return await commit(store, [work._replace(moves=[]) for work in works])
 
     return early
 
@@ -68,12 +72,12 @@ HOLDS: Final = (
     Mutation(
         "moved-after-the-commit",
         "tasks get their place in the hold slice in a call of its own, after their done bits",
-        (Patch(fire, "commit", _moves_after),),
+        (Patch(fire, "commit_all", _moves_after),),
     ),
     Mutation(
         "moved-before-the-commit",
         "tasks get their place in the hold slice in a call of its own, and again when the commit is repeated",
-        (Patch(fire, "commit", _moves_before),),
+        (Patch(fire, "commit_all", _moves_before),),
     ),
     Mutation(
         "new-ones-overtake-held-work",

@@ -2,30 +2,21 @@
 
 from typing import Any, Final
 
-from mainspring.engine import hand_off
-from mainspring.engine.hand_off import HandOffs
-from mainspring.engine.partition import HandingOff, Partition
+from mainspring.engine.acks import WorkerAcks
+from mainspring.engine.partition import HandOffCall, Partition
 
-from .engine import mark_failed_as_done
+from .engine import failed_are_done
 from .kinds import Mutation, Patch, Rewrite
 
 
 def _at_once(settle: Any) -> Any:
-    def settle_all(self: HandOffs, partition: Partition, work: HandingOff, answers: dict[int, bytes]) -> None:
-        settle(self, partition, work, answers)
-        for flight in work.flights:
-            if flight.address in partition.handed.awaited:
-                self.run_ends.ended(partition, flight.address, b"d")
+    def settle_all(self: WorkerAcks, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
+        settle(self, partition, call, answers)
+        for flight in call.flights:
+            if partition.awaits_acks:
+                self._ended(partition, flight.address, None, b"d")
 
     return settle_all
-
-
-def _with_failed(handing_off: Any) -> Any:
-    def hand_off_all(partition: Partition, *args: Any) -> Any:
-        mark_failed_as_done(partition.pending_writes)
-        return handing_off(partition, *args)
-
-    return hand_off_all
 
 
 QUEUES: Final = (
@@ -47,7 +38,7 @@ QUEUES: Final = (
     Mutation(
         "lane-goes-on-at-the-hand-off",
         "a task of a lane is done when it is in its queue, not when its worker says so",
-        (Patch(HandOffs, "_settle", _at_once),),
+        (Patch(WorkerAcks, "handed_off", _at_once),),
     ),
     Mutation(
         "hand-off-without-done-bits",
@@ -62,7 +53,7 @@ QUEUES: Final = (
     Mutation(
         "hand-off-before-retries",
         "a hand-off takes along the done bits of its slice although retries of others there are not written",
-        (Patch(hand_off, "_handing_off", _with_failed),),
+        (Patch(Partition, "give_to_workers", failed_are_done),),
     ),
     Mutation(
         "queued-id-forgotten",

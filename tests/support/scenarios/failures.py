@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Final
 
-from mainspring.engine.dispatcher import COMMIT_WAIT_S, OUTCOMES_S
+from mainspring.engine.dispatcher import COMMIT_WAIT_S
 from mainspring.engine.partition import MOST_OUTCOMES
 from mainspring.model.delivery import Dead, Retry
 from mainspring.testing.faults import bad_road, calls
@@ -90,11 +90,14 @@ async def failure_while_commits_run_out_of_time(world: World) -> None:
 
     async def second_fails() -> None:
         await first.failing(gate)()
-        over_s = time.monotonic() + max(OUTCOMES_S, COMMIT_WAIT_S)
+        over_s = time.monotonic() + COMMIT_WAIT_S
         while time.monotonic() < over_s:  # noqa: ASYNC110 - the node goes by this clock
             await asyncio.sleep(0)
 
     with on_the_way(first.store, calls("commit"), after=second_fails):
+        await first.fire()
+    with bad_road(first.store) as road:
+        road.next("never sent", only=calls("commit"))
         await first.fire()
     await first.crash()
     world.failed("a node died", node="a")

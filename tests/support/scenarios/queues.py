@@ -164,16 +164,21 @@ async def id_of_a_task_that_waits_in_its_queue(world: World) -> None:
 
 
 async def failure_just_before_a_hand_off(world: World) -> None:
-    """A task is to be handed off. Just before, another delivery of its slice fails; then the node dies."""
+    """A task is to be handed off. Just before, while a retry is written, another delivery of its slice fails; then the
+    node dies."""
     first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
     gate = first.hold(Retry("busy"))
     await caller.put(world.at(1_000))
+    await caller.put(world.at(1_200))
     await caller.put(world.at(1_500), target=TARGET)
     await first.read()
     world.go_to(1_000)
     await first.fire()
+    first.answers(Retry("busy"))
+    world.go_to(1_200)
+    await first.fire()
     world.go_to(1_500)
-    with on_the_way(first.store, calls("tick"), after=first.failing(gate)):
+    with on_the_way(first.store, calls("commit"), after=first.failing(gate)):
         await first.fire()
     await first.crash()
     world.failed("a node died", node="a")

@@ -96,6 +96,18 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
         kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
         return self if len(kept) == len(self.cuts) else replace(self, cuts=kept)
 
+    def not_run_since(self, before: "ChainMemory") -> list[NotRun]:
+        """Return the planned times that were noted as not run since an earlier state, without counts noted before."""
+        if self.recent is before.recent:
+            return []
+        known = {(slot.from_ms, slot.reason, slot.runs): slot.count for slot in before.recent}
+        fresh = []
+        for slot in self.recent:
+            count = slot.count - known.get((slot.from_ms, slot.reason, slot.runs), 0)
+            if count > 0:
+                fresh.append(replace(slot, count=count))
+        return fresh
+
     def without(self, slot: NotRun) -> "ChainMemory":
         """Note planned times that do not run."""
         if slot.count < 1:

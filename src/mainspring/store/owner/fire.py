@@ -13,6 +13,7 @@ from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
 from ...model.run import Run
 from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..records import KeptResult
 from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..runs import runs_call
@@ -292,11 +293,34 @@ class Commit(NamedTuple):
     moves: Sequence[Moves] = ()
     records: Sequence[tuple[str, bytes]] = ()
     """(name of a hold slice, record of its hold); an empty record forgets it."""
+    answers: Sequence[KeptResult] = ()
+    """Responses of receivers: stored in the same step, so that a task that is done has its response."""
     runs: Sequence[Run] = ()
     """What the history keeps of these attempts, written in the same step."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
+    """Make one commit."""
+    [status] = await commit_all(store, [work])
+    if isinstance(status, StoreError):
+        raise status
+    return status
+
+
+async def commit_all(store: Store, works: Sequence[Commit]) -> list[WriteStatus | StoreError]:
+    """Make one commit per partition, all in one trip per server."""
+    answers: list[WriteStatus | StoreError] = []
+    for result in await store.run([_commit_group(store, work) for work in works]):
+        if isinstance(result, StoreError):
+            answers.append(result)
+            continue
+        now_us, status = result[0]
+        store.clock.sample(now_us)
+        answers.append(cast("WriteStatus", status.decode()))
+    return answers
+
+
+def _commit_group(store: Store, work: Commit) -> Group:
     names = store.keys.partitions[work.partition]
     wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
@@ -305,7 +329,7 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
         len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
-        runs,
+        len(work.answers), runs,
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
@@ -324,10 +348,11 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
     _add_moves(work.moves, places, keys, args)
     for record in work.records:
         args += record
+    for answer in work.answers:
+        keys.append(names.result(answer.idh))
+        args += (answer.ttl_ms, answer.data)
     keys += run_keys
-    reply = await store.call(work.partition, "commit", keys, args)
-    store.clock.sample(reply[0])
-    return cast("WriteStatus", reply[1].decode())
+    return names.slot, [store.scripts.call("commit", keys, args)]
 
 
 def _add_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:

@@ -2,9 +2,10 @@
 -- into hold slices.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; s, f, x of each slice that tasks are moved from; if runs are written, those of lib/_runs.lua
--- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, runs (see lib/_runs.lua,
---       '' = none), then
+--       moves; s, f, x of each slice that tasks are moved from; a key for each answer; if runs are written, those of
+--       lib/_runs.lua
+-- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, runs (see
+--       lib/_runs.lua, '' = none), then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
@@ -15,6 +16,7 @@
 --           its entries, f offset (-1 = all of f), f bytes, count, then count times: index, the part of its entry that
 --           stays there ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
+--         per answer of a receiver: time to live in ms, bytes
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
 -- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. A moved task
 --   was not begun, so it may have been cancelled: then it stays cancelled, and is not moved. Its fired bit is set with its
@@ -25,12 +27,12 @@ local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
 local touched, places, retries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local deaths, holds = tonumber(ARGV[8]), tonumber(ARGV[9])
-local moves, records = tonumber(ARGV[10]), tonumber(ARGV[11])
+local moves, records, answers = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
 if status == 'repeated' then return {now, 'ok'} end
 if status then return {now, status} end
-local a = 12
+local a = 13
 for i = 0, touched - 1 do
   local at = a + i * 6
   if not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
@@ -137,6 +139,10 @@ for _ = 1, records do
   else redis.call('HDEL', KEYS[8], ARGV[a + 1]) end
   a = a + 2
 end
+for i = 1, answers do
+  redis.call('SET', KEYS[from_key + moves * 3 + i], ARGV[a + 2], 'PX', ARGV[a + 1])
+  a = a + 2
+end
 if spilled > 0 then redis.call('HINCRBY', n, 'spilled', spilled) end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 if replaced > 0 then redis.call('HINCRBY', n, 'replaced', replaced) end
@@ -148,5 +154,5 @@ for i = 0, touched - 1 do
   else redis.call('SETRANGE', KEYS[10 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
 end
 redis.call('SET', fence, new_fence)
-write_runs(now, ARGV[12])
+write_runs(now, ARGV[13])
 return {now, 'ok'}
