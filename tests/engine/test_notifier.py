@@ -40,7 +40,9 @@ class Scene:
     def fresh(self, *, leads: bool = False, **options: Any) -> Notifier:
         """Return the notifier of a node that has just started."""
         given = NoticeOptions(self.channels, **options)
-        return Notifier(self.ticker.store, self.ticker.engine.owned, given, lambda: leads, lambda: self.unavailable)
+        made = Notifier(self.ticker.store, self.ticker.engine.owned, given, lambda: self.unavailable)
+        made.leads = lambda: leads
+        return made
 
     def partition_of(self, name: str) -> Partition:
         return self.ticker.engine.owned[partition_of(name, len(self.ticker.store.keys))]
@@ -251,7 +253,8 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
-    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), lambda: True)
+    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), list)
+    silent.leads = lambda: True
     silent._notices = Losing(store, "read")
     await scene.record(scene.run("dead"))
     assert await silent.step() > 1
@@ -306,7 +309,7 @@ async def test_a_target_that_answers_410_is_told(stage: Stage) -> None:
     await scene.ticker.engine.pauses.flush()
     await scene.look(leader)
     await scene.minute()
-    assert scene.titles == ["target:shop stopped"]
+    assert scene.titles == ["1 dead, 1 stopped"]
     await scene.ticker.client.pause(target="target:other", mode="drop", reason="a person's own")
     assert await scene.ticker.client.resume(target="target:shop")
     scene.ticker.clock.advance(seconds=60)
@@ -356,3 +359,18 @@ async def test_a_beat_of_which_nobody_has_said_anything_is_not_taken(scene: Scen
     await scene.ticker.turn()
     [deadline] = (await client.list()).tasks
     assert (deadline.id, deadline.target) == ("beat/backup", "beat:backup")
+
+
+# -- with a real engine --------------------------------------------------------------------------------------------
+
+
+async def test_runs_that_an_engine_makes_are_told(stage: Stage) -> None:
+    answers: list[Any] = [Dead("HTTP 500"), Dead("HTTP 500"), None, None]
+    scene = await stage(handlers={"log": lambda _: answers.pop(0)})
+    await scene.ticker.client.schedules.add("poll", every="1m", target="log:")
+    for _ in range(4):
+        await scene.minute()
+        await scene.look()
+    await scene.minute()
+    assert scene.titles == ["schedule:poll failed", "schedule:poll recovered"]
+    assert scene.notices[0]["reason"] == "HTTP 500"

@@ -54,8 +54,9 @@ _GONE: Final = "HTTP 410"
 """Beginning of the reason for which a node disables a target."""
 
 
-def _nothing() -> Collection[str]:
-    return ()
+def _follows() -> bool:
+    """Return False: a node outside a cluster has nobody to lead."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,14 @@ class Notifier:
         store: Store,
         owned: Mapping[int, Partition],
         options: NoticeOptions,
-        leads: Callable[[], bool] = lambda: False,
-        unavailable: Callable[[], Collection[str]] = _nothing,
+        unavailable: Callable[[], Collection[str]],
     ) -> None:
         """`unavailable` returns the receivers whose circuit breakers are open on this node."""
         self._store = store
         self._owned = owned
         self._options = options
-        self.leads = leads
+        self.leads: Callable[[], bool] = _follows
+        """Whether this node leads; set by the cluster's role."""
         self._unavailable = unavailable
         self._notices = Notices(store)
         self._known: dict[int, tuple[bytes, Notes]] = {}
