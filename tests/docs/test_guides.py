@@ -137,6 +137,10 @@ def follow(reader: Reader, guide: str) -> None:
             reader.type(command, shown.splitlines())
 
 
+def test_a_cron_job_that_fails_is_told(reader: Reader) -> None:
+    follow(reader, "know-when-a-cron-job-fails.md")
+
+
 def test_an_order_expires_unless_it_is_paid(reader: Reader) -> None:
     follow(reader, "order-expiry.md")
     wait_until(lambda: '{"order": 43}' in reader.printed, "the unpaid order has expired", timeout_s=60)
