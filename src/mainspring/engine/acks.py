@@ -6,7 +6,7 @@ begin. A new owner hands such a task off again, and the server adds it only if i
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ..model.errors import StoreError
@@ -14,7 +14,7 @@ from ..store.job_queue import decode_ack
 from ..store.owner.fire import forget_acks, read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
-from .partition import HandOffCall, Partition
+from .partition import CommitCall, Partition
 
 POLL_S: Final = 0.5
 """Seconds between polls for unannounced acks, and between attempts for tasks whose id is already in a queue."""
@@ -51,7 +51,7 @@ class WorkerAcks:
             return 0.0
         return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
 
-    def handed_off(self, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
+    def handed_off(self, partition: Partition, call: CommitCall, answers: Mapping[int, bytes]) -> None:
         """Note which tasks workers have now, from the server's answer to a hand-off."""
         delivered, ended = partition.handed_off(call, answers)
         self._deliveries.delivered += delivered

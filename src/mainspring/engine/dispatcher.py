@@ -17,7 +17,7 @@ from .flow import FlowControl
 from .keeper import Keeper
 from .lookahead import LookAhead
 from .loops import Loops
-from .partition import CommitCall, HandOffCall, OwnerCall, Partition, PartitionLost
+from .partition import MOST_OUTCOMES, CommitCall, OwnerCall, Partition, PartitionLost
 
 
 class TickPace:
@@ -101,7 +101,6 @@ class Dispatcher:
             await self._send(self._begins(began_s)),
             await self.acks.look(),
             await self._send(self._commits(ROUND_OUTCOMES)),
-            await self._send(self._hand_offs()),
         ]
         fired = self._deliveries.begun - before
         if fired:
@@ -203,21 +202,19 @@ class Dispatcher:
             self._room_made()  # rows that return may have been dropped: read them again
 
     def _commits(self, most: float) -> Sent:
-        """Write outcomes of deliveries first, then moves into hold slices; no partition twice before another once."""
-        some = [one for one in self._owned.values() if one.has_outcomes]
+        """Write what became of tasks: outcomes of deliveries before moves into hold slices, up to `most` of these; no
+        partition twice before another once. Tasks for workers go to their queues in any case."""
+        some = [one for one in self._owned.values() if one.unwritten or one.has_outcomes]
         some.sort(key=lambda one: (not one.unwritten, one.number <= self._last_committed, one.number))
         calls: Sent = []
         for partition in some:
-            if most <= 0:
-                break
-            if (call := partition.commit()) is not None:
+            call = partition.commit(int(min(most, MOST_OUTCOMES)))
+            if call is not None:
                 calls.append((partition, call))
                 most -= call.size
-                self._last_committed = partition.number
+                if call.size:
+                    self._last_committed = partition.number
         return calls
-
-    def _hand_offs(self) -> Sent:
-        return [(one, call) for one in self._owned.values() if (call := one.give_to_workers()) is not None]
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -225,13 +222,8 @@ class Dispatcher:
         """Send calls, and apply the answers. A call without an answer stays unanswered. Return a failure, if any."""
         begins = [(partition, call) for partition, call in calls if isinstance(call, BeginCall)]
         commits = [(partition, call) for partition, call in calls if isinstance(call, CommitCall)]
-        hand_offs = [(partition, call) for partition, call in calls if isinstance(call, HandOffCall)]
-        failures = [
-            await self._send_begins(begins) if begins else None,
-            await self._send_commits(commits) if commits else None,
-            await self._send_hand_offs(hand_offs) if hand_offs else None,
-        ]
-        return next((failure for failure in failures if failure is not None), None)
+        failure = await self._send_begins(begins) if begins else None
+        return (await self._send_commits(commits) if commits else None) or failure
 
     async def _send_begins(self, begins: Sequence[tuple[Partition, BeginCall]]) -> StoreError | None:
         failure: StoreError | None = None
@@ -248,26 +240,20 @@ class Dispatcher:
 
     async def _send_commits(self, commits: Sequence[tuple[Partition, CommitCall]]) -> StoreError | None:
         failure: StoreError | None = None
-        statuses = await fire.commit_all(self._store, [call.work for _, call in commits])
-        for (partition, call), status in zip(commits, statuses, strict=True):
-            if isinstance(status, StoreError):
-                failure = status
-            elif self._answered(partition, call, status) is not None and status == "ok":
-                self.moved += sum(call.moves.holds.values())
-                if call.work.retries or call.work.moves or call.work.holds:
-                    self._loops.read.wake()
-        return failure
-
-    async def _send_hand_offs(self, hand_offs: Sequence[tuple[Partition, HandOffCall]]) -> StoreError | None:
-        failure: StoreError | None = None
-        replies = await fire.hand_off(self._store, [call.work for _, call in hand_offs], self._listening)
-        for (partition, call), reply in zip(hand_offs, replies, strict=True):
+        replies = await fire.commit_all(self._store, [call.work for _, call in commits], self._listening)
+        for (partition, call), reply in zip(commits, replies, strict=True):
             if isinstance(reply, StoreError):
                 failure = reply
                 continue
-            self._listening = reply.listening
-            if self._answered(partition, call, reply.status) is not None and reply.status == "ok":
+            if reply.listening is not None:
+                self._listening = reply.listening
+            if self._answered(partition, call, reply.status) is None or reply.status != "ok":
+                continue
+            self.moved += sum(call.moves.holds.values())
+            if call.handed:
                 self.acks.handed_off(partition, call, reply.answers)
+            if call.work.retries or call.work.moves or call.work.holds:
+                self._loops.read.wake()
         return failure
 
     def _answered(
@@ -305,7 +291,7 @@ class Dispatcher:
     async def flush(self) -> None:
         """Write what has ended. Deliveries that end meanwhile may be left for the next call."""
         _raise_first([await self._send(self._unanswered())])
-        _raise_first([await self._send(self._commits(inf)), await self._send(self._hand_offs())])
+        _raise_first([await self._send(self._commits(inf))])
         begins = ((one, one.begin(-1, 0, commit=True)) for one in self._owned.values() if one.has_writes)
         _raise_first([await self._send([(one, begun) for one, begun in begins if begun is not None])])
 
