@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from mainspring import embedded
 from mainspring.testing.servers import free_port, wait_until
@@ -123,7 +125,6 @@ class Reader:
             "HOME": str(folder),
             "NO_COLOR": "1",
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONUNBUFFERED": "1",
             "TERM": "dumb",
             "XDG_STATE_HOME": str(folder / "state"),
         }
@@ -208,32 +209,20 @@ class Reader:
             printed = self.run(line, fails=fails)
 
     def run(self, line: str, *, fails: bool = False) -> str:
-        screen, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (24, 80))
-        with os.fdopen(screen, "rb", buffering=0):
-            process = subprocess.Popen(
-                ["bash", "-c", line],
-                cwd=self.folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=theirs,
-                stderr=theirs,
-            )
-            os.close(theirs)
-            printed = b"".join(chunks(screen)).decode()
-            code = process.wait(60)
+        process, screen = on_a_terminal(line, self.folder, self.environ)
+        printed = b"".join(chunks(screen)).decode()
+        code = process.wait(60)
         assert (code != 0) == fails, f"{line}\nends with {code}\n{printed}\n{self.printed}"
         return printed
 
     def leave_running(self, line: str) -> None:
         log = self.folder / f"terminal-{len(self.running)}"
         port = free_port() if self._serving else self.api
-        environ = self.environ | {"MAINSPRING_LOG_FORMAT": "human", "MAINSPRING_PORT": str(port)}
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {line}"], cwd=self.folder, env=environ, stdout=out, stderr=out
-            )
+        process, screen = on_a_terminal(f"exec {line}", self.folder, self.environ | {"MAINSPRING_PORT": str(port)})
         self.running.append(process)
+        keeper = threading.Thread(target=keep, args=(screen, log.open("wb", buffering=0)))
+        keeper.start()
+        self._opened.callback(keeper.join)
         if "mainspring worker" in line:
             wait_until(lambda: "serving " in log.read_text(), f"the worker is ready: {log}", timeout_s=60)
         elif "mainspring serve" in line:
@@ -263,10 +252,29 @@ class Reader:
             process.kill()
 
 
+def on_a_terminal(line: str, folder: Path, environ: dict[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command of the shell on a terminal of 80 columns; the number of the file to read it from goes with it."""
+    screen, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    # Two commands, so that bash stays the parent, as it is for a person.
+    command = ["bash", "-c", f"{line}\nexit $?"]
+    process = subprocess.Popen(command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    return process, screen
+
+
+def keep(screen: int, log: BinaryIO) -> None:
+    with log:
+        log.writelines(chunks(screen))
+
+
 def chunks(screen: int) -> Iterator[bytes]:
-    with contextlib.suppress(OSError):  # nobody has the other end any more
-        while chunk := os.read(screen, 4096):
-            yield chunk
+    try:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(screen, 4096):
+                yield chunk
+    finally:
+        os.close(screen)
 
 
 def accepts(port: int) -> bool:
