@@ -115,7 +115,7 @@ WRONG_FILES = [
 
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize(("content", "told"), [one[1:] for one in WRONG_FILES], ids=[one[0] for one in WRONG_FILES])
-def test_a_secret_that_is_not_in_its_file_is_told_with_the_variable_and_the_file(
+def test_an_error_about_a_missing_secret_names_the_variable_and_the_file(
     tmp_path: Path, name: str, content: bytes | None, told: str
 ) -> None:
     file = tmp_path / "secret"
@@ -129,13 +129,13 @@ def test_a_secret_that_is_not_in_its_file_is_told_with_the_variable_and_the_file
         Config.load({}, {})
 
 
-def test_a_secret_in_the_home_of_nobody_is_told_too() -> None:
+def test_a_secret_in_the_home_of_an_unknown_user_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match="MAINSPRING_KAFKA_FILE: cannot read '~no-such-user/kafka'"):
         Config.load({}, {"MAINSPRING_KAFKA_FILE": "~no-such-user/kafka"})
 
 
 @pytest.mark.parametrize(("content", "told"), [(None, "cannot read"), ("", "is empty"), ("# none\n", "is empty")])
-def test_a_file_of_api_keys_without_any_is_told_with_its_variable(
+def test_an_error_about_an_empty_file_of_api_keys_names_its_variable(
     tmp_path: Path, content: str | None, told: str
 ) -> None:
     file = tmp_path / "keys"

@@ -59,7 +59,7 @@ def test_a_warning_counts_only_if_it_is_asked_to(server: Server, tmp_path: Path)
     assert examined(tmp_path, server.url, "--strict")[0] == 1
 
 
-def test_a_server_that_is_nearly_full_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_is_nearly_full_is_reported(server: Server, tmp_path: Path) -> None:
     used = server.info("memory")["used_memory"]
     server.call("CONFIG", "SET", "maxmemory", str(int(used) + 100_000))
     _, found = examined(tmp_path, server.url)
@@ -91,7 +91,7 @@ def test_a_wrong_password_is_no_question_of_firewalls(server: Server, tmp_path: 
     assert "firewall" not in found["answers"]["message"]
 
 
-def test_a_broker_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported(server: Server, tmp_path: Path) -> None:
     code, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL=f"kafka://127.0.0.1:{free_port()}")
     assert (code, found["kafka"]["status"]) == (1, "error")
     assert "kafka_url" in found["kafka"]["message"]
