@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,9 @@ import pytest
 from mainspring.api import batch
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.testing.balance import balance
+from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import LATER, Api, serving_api
 
@@ -133,6 +135,37 @@ async def test_a_batch_that_was_cut_is_completed_when_it_is_sent_again(api: Api)
         await forget_ids(api)
         summary = (await api.batch(lines, answers, idempotency_key="k" + answers)).lines[-1]["summary"]
         assert (summary["kept"], summary["created"]) == (4_500, 500)
+
+
+async def test_lines_that_were_written_just_before_a_crash_are_not_written_again_once_their_ids_may_be_forgotten(
+    api: Api, server: Server
+) -> None:
+    lines = [line(1), line(2, id="own"), line(3, id="lane", lane="l")]
+    store = api.client.store
+    with bad_road(store) as network:
+
+        def marks_after_the_tasks(commands: Sequence[RedisCommand]) -> bool:
+            written = any(calls("put_ids")(earlier) for _, earlier in network.trips)
+            return written and uses("SETRANGE")(commands)
+
+        network.next("never sent", only=marks_after_the_tasks)
+        first = await api.batch(lines, idempotency_key="k")
+    ids = [one["id"] for one in first.lines[:-1]]
+    assert first.lines[-1]["summary"]["complete"] is False
+    early = (await api.batch(lines[:1], idempotency_key="k")).lines
+    assert [one.get("outcome") for one in early[:-1]] == ["kept"], "its id is still known"
+    await forget_ids(api)
+    [name] = server.call("KEYS", "*idem*")
+    two_hours_ago_ms = await store.fresh_ms() - 7_200_000
+    server.call("SETRANGE", name, 0, two_hours_ago_ms.to_bytes(6, "big"))
+    late = (await api.batch([*lines, line(4)], idempotency_key="k")).lines
+    assert [one.get("outcome") for one in late[:-1]] == ["kept", None, None, "created"]
+    for one, id in zip(late[1:3], ids[1:], strict=True):
+        assert one["error"]["type"].endswith(":conflict")
+        assert f"may have been stored as task {id!r}" in one["error"]["detail"]
+    assert await pending(api) == 4, "three of the first request, and line 4"
+    await forget_ids(api)
+    assert (await api.batch([line(1)], idempotency_key="other")).lines[-1]["summary"]["created"] == 1
 
 
 async def test_what_is_remembered_of_a_batch_is_small_and_expires(api: Api, server: Server) -> None:

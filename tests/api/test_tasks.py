@@ -16,6 +16,7 @@ from mainspring.model.task import Task
 from mainspring.store import records
 from mainspring.store.access import list_keys
 from mainspring.store.keys import partition_of
+from mainspring.store.records import KeptAnswer
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from tests.support.api_calls import LATER, Answer, Api, serving_api
@@ -406,6 +407,34 @@ async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
     assert (await api.client.count()).pending == 1
     third = await api.post("/v1/tasks", body, idempotency_key="k")
     assert (third.body, third.headers["idempotency-replayed"]) == (again.body, "true")
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_request_whose_answer_was_lost_is_not_repeated_once_its_id_may_be_forgotten(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch, *, forgotten: bool
+) -> None:
+    body = {"target": "null:", "after": "3h"}
+
+    async def lost(*_: Any, **__: Any) -> None:
+        raise Unavailable("the connection broke", sent=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "keep_answer", lost)
+        assert (await api.post("/v1/tasks", body, idempotency_key="k")).status == 503
+    [name] = server.call("KEYS", "*idem*")
+    claim = msgspec.msgpack.decode(bytes(server.call("GET", name)), type=KeptAnswer)
+    two_hours_ago = msgspec.structs.replace(claim, claimed_ms=claim.claimed_ms - 7_200_000)
+    server.call("SET", name, msgspec.msgpack.encode(two_hours_ago), "KEEPTTL")
+    if forgotten:
+        for keys in api.client.store.keys.partitions:
+            await api.client.store.run_one(keys.slot, [("DEL", keys.ids)])
+    again = await api.post("/v1/tasks", body, idempotency_key="k")
+    if forgotten:
+        assert (again.status, again.problem) == (409, "conflict")
+        assert "may have been stored as task 'idem-" in again.json["detail"]
+    else:
+        assert (again.status, again.json["outcome"]) == (201, "created")
+    assert (await api.client.count()).pending == 1
 
 
 async def test_pending_tasks_are_counted(api: Api) -> None:

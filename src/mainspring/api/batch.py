@@ -18,7 +18,7 @@ from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import timeout_ms
 from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
-from ..store.records import MARK_BYTES, BatchMarks, Claim
+from ..store.records import MARK_BYTES, NO_MARK, BatchMarks, Claim
 from .asgi import (
     GUARDED,
     NDJSON,
@@ -33,7 +33,7 @@ from .asgi import (
 )
 from .auth import check_lane, client_of
 from .routes import Call, Route
-from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, task_of, weight_of
+from .tasks import NO_PAYLOAD, NewTask, checked_key, in_doubt, is_simple, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
@@ -66,10 +66,19 @@ class Portion(msgspec.Struct):
 class Repeats:
     """Recognizes lines of a repeated batch by its Idempotency-Key."""
 
-    def __init__(self, salt: bytes, query: "BatchQuery", began_ms: int, holds: Callable[[int, bytes], bool]) -> None:
-        """`began_ms` is the time of the first request with the key, `holds` says if a line has been marked."""
+    def __init__(
+        self,
+        salt: bytes,
+        query: "BatchQuery",
+        began_ms: int,
+        holds: Callable[[int, bytes], bool],
+        in_doubt: Callable[[int, bytes], bool],
+    ) -> None:
+        """`began_ms` is the time of the first request with the key. `holds` says if a line was stored, `in_doubt` if it
+        may have been, too long ago to know its id."""
         self.began_ms = began_ms
         self.holds = holds
+        self.in_doubt = in_doubt
         self._salt = salt
         self._rules = f"{query.durability} {query.on_conflict}".encode(), query.durability.encode()
 
@@ -208,6 +217,8 @@ class Lines:
                 if self._repeats.holds(number, mark):
                     found.repeated[number] = task
                     return
+                if self._repeats.in_doubt(number, mark):
+                    raise in_doubt(task)
                 found.marks[number] = mark
                 if new.id is None:
                     found.keyed.add(number)
@@ -553,6 +564,7 @@ class _Batch:
         kept_before = self._summary.kept
         if self._has_quota:
             await self._keep_to_quota(portion)
+        await self._mark_begun(portion)
         handles = await self._put([self._call.signed(task) for task in portion.tasks] if self._signs else portion.tasks)
         if self._has_quota:
             self._add_to_quota(portion.tasks, handles, self._summary.kept - kept_before)
@@ -589,19 +601,29 @@ class _Batch:
                 stored.append(weight_of(task))
         self._call.app.quotas.add(self._call.key, self._call.client.store, stored)
 
+    async def _mark_begun(self, portion: Portion) -> None:
+        if self._marks is None or self._failure is not None:
+            return
+        try:
+            await self._marks.begin({number: portion.marks[number] for number in portion.numbers})
+        except StoreError as error:
+            self._failure = error
+
     async def _mark(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
-        """Mark lines stored at the requested durability, so that they count once if they are sent again."""
+        """Mark lines stored at the requested durability, so that they count once if they are sent again, and take back
+        the mark of those that were refused."""
         if self._marks is None:
             return
-        stored = {
-            number: portion.marks[number]
-            for number, found in zip(portion.numbers, handles, strict=True)
-            if not isinstance(found, MainspringError)
-            and self._problem(portion, number, found) is None
-            and (found is None or found.durability == self._query.durability)
-        }
+        marks: dict[int, bytes] = {}
+        for number, found in zip(portion.numbers, handles, strict=True):
+            if isinstance(found, StoreError):
+                continue  # it may be stored
+            if isinstance(found, MainspringError) or self._problem(portion, number, found) is not None:
+                marks[number] = NO_MARK
+            elif found is None or found.durability == self._query.durability:
+                marks[number] = portion.marks[number]
         try:
-            await self._marks.keep(stored)
+            await self._marks.keep(marks)
         except StoreError as error:
             self._failure = self._failure or error
 
@@ -733,7 +755,7 @@ async def _repeats_of(call: Call) -> tuple[BatchMarks | None, Repeats | None]:
     place = Claim.of(call.client.store, call.key.id, f"{key}\0batch")
     marks = BatchMarks(call.client.store, place, int(call.node.config.idempotency_window_s * 1000))
     salt = blake2b(f"{call.key.id}\0{key}".encode()).digest()
-    return marks, Repeats(salt, call.query, await marks.open(), marks.holds)
+    return marks, Repeats(salt, call.query, await marks.open(), marks.holds, marks.in_doubt)
 
 
 ROUTE: Final = Route(
