@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
-from ...model.ids import idh_of
+from ...model.errors import Conflict, MainspringError, NotConfirmed, StoreError, Unavailable
+from ...model.ids import idh_of, schedule_named
 from ...model.task import Handle, OnConflict, PutOutcome, TaskInfo
 from ..codec import HEADER_BYTES, decode
 from ..durability import SERVER, Durability, executed
@@ -232,7 +232,9 @@ class NamedPuts:
         After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
         # Tasks with the same id in one call are put one after another, as in separate calls.
-        items, failures = await self._noted(items, now_ms, wait_s)
+        runs = await self._runs(items, wait_s)
+        items, unnoted = await self._noted(items, now_ms, wait_s)
+        failures: dict[int, MainspringError] = {**unnoted, **runs}
         first, *later = _rounds(items, [i for i in range(len(items)) if i not in failures])
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
@@ -250,6 +252,29 @@ class NamedPuts:
             raise next(iter(failures.values()))
         if shortfall is not None:
             raise shortfall
+
+    async def _runs(self, items: list[Named], wait_s: float) -> dict[int, Conflict]:
+        """Refuse ids of the runs of a schedule, by number. Such a run is stored with its schedule, so the put would not
+        find it: there would be two tasks with one id, and receivers would drop one of them."""
+        named = {i: name for i, item in enumerate(items) if (name := schedule_named(item.id)) is not None}
+        if not named:
+            return {}
+        names = sorted(set(named.values()))
+        homes = [self._store.keys.partitions[partition_of(name, len(self._store.keys))] for name in names]
+        groups: list[Group] = [
+            (keys.slot, [("HEXISTS", keys.sched, name)]) for keys, name in zip(homes, names, strict=True)
+        ]
+        window = RetryWindow(self._store, wait_s)
+        answers = await self._store.run(groups)
+        while failure := next((one for one in answers if isinstance(one, StoreError)), None):
+            await window.after(failure)
+            answers = await self._store.run(groups)
+        there = {name for name, [exists] in zip(names, cast("list[Any]", answers), strict=True) if exists}
+        return {
+            i: Conflict(f"id {items[i].id!r} is that of a run of schedule {name!r}; choose another")
+            for i, name in named.items()
+            if name in there
+        }
 
     async def _noted(self, items: list[Named], now_ms: int, wait_s: float) -> tuple[list[Named], dict[int, StoreError]]:
         """Note the lanes of ids; return the items, those that an earlier version stored with their hash of then, and
