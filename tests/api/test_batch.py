@@ -3,8 +3,9 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -384,9 +385,19 @@ async def test_a_batch_of_rubbish_ends_at_the_limit_of_errors_and_the_rest_is_co
     server.call("FLUSHALL")
 
 
-@pytest.mark.parametrize("body", [b"x\n" * 50_000, b'{"target":"null:","at":1900000000000}\n' * 20_000])
+TASK_LINES = b'{"target":"null:","at":1900000000000}\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "most"),
+    [
+        (b"x\n" * 50_000, {}, 8_192),
+        (TASK_LINES * 20_000, {}, 8_192),
+        (TASK_LINES * 20_000, {"idempotency_key": "k"}, 1_024),
+    ],
+)
 async def test_others_have_their_turn_between_a_few_thousand_lines(
-    server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch
+    server: Server, body: bytes, headers: dict[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = 0
     taken: list[tuple[int, int]] = []
@@ -405,12 +416,49 @@ async def test_others_have_their_turn_between_a_few_thousand_lines(
     monkeypatch.setattr(batch.Lines, "take", counted)
     async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_batch_errors=1_000_000)) as api:
         others = asyncio.create_task(turn())
-        summary = (await api.batch(body)).lines[-1]["summary"]
+        summary = (await api.batch(body, **headers)).lines[-1]["summary"]
         others.cancel()
         assert summary["lines"] == body.count(b"\n")
-    assert max(lines for lines, _ in taken) <= batch.PORTION_LINES
+    assert max(lines for lines, _ in taken) <= most
     assert len({at for _, at in taken}) == len(taken), "others ran between any two portions"
     server.call("FLUSHALL")
+
+
+async def test_lines_after_the_last_allowed_one_are_counted_and_not_cut_apart(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = 0
+    portions = batch._portions
+
+    def counted(*given: Any) -> Iterator[bytes]:
+        nonlocal cut
+        for portion in portions(*given):
+            cut += 1
+            yield portion
+
+    monkeypatch.setattr(batch, "_portions", counted)
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, **LIMITS)) as api:  # type: ignore[arg-type]
+        summary = (await api.batch(b"\n" * 1_900_000)).lines[-1]["summary"]
+    assert (summary["skipped"], summary["next_line"]) == (1_895_000, 5_001)
+    assert cut < 20, "one portion with lines that are looked at, and one for each piece of the body"
+    server.call("FLUSHALL")
+
+
+async def test_ids_of_runs_are_refused_together_and_change_no_run(api: Api) -> None:
+    assert (await api.post("/v1/schedules", {"name": "nightly", "cron": "0 3 * * *", "target": "null:"})).status == 201
+    [run] = (await api.get("/v1/tasks")).json["tasks"]
+    lines = [line(1, id=run["id"]), line(2, id="free"), line(3, id="nightly@2030-01-01T03:00:00Z", lane="l")]
+    puts: list[int] = []
+    with bad_road(api.client.store) as network:
+        for rule in ("keep", "replace", "reject"):
+            told = (await api.batch([*lines[::2] * 500, lines[1]], f"?on_conflict={rule}")).lines
+            assert told[-1]["summary"]["failed"] == 1_000 + (rule == "reject")
+            assert all("is that of a run of schedule 'nightly'" in one["error"]["detail"] for one in told[:1_000])
+            puts.append(sum(uses("HEXISTS")(commands) for _, commands in network.trips))
+    assert puts[-1] <= 6, "the lines of a portion are looked at together"
+    assert (await api.post("/v1/tasks", lines[0])).problem == "conflict"
+    assert (await api.get(f"/v1/tasks/{quote(run['id'], safe='')}")).json["due_ms"] == run["due_ms"]
+    assert await pending(api) == 2
 
 
 async def test_answers_that_fill_their_memory_end_the_batch(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

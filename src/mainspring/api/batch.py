@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final, Literal, cast
@@ -19,6 +19,7 @@ from ..model.times import timeout_ms
 from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
 from ..store.records import MARK_BYTES, NO_MARK, BatchMarks, Claim
+from ..store.tasks.put_ids import ids_of_runs
 from .asgi import (
     GUARDED,
     NDJSON,
@@ -313,6 +314,8 @@ PORTION_BYTES: Final = 384 * 1024
 PORTION_LINES: Final = 8_192
 """Most lines checked and written together: with fewer, portions of short lines were cut unevenly and cost a fifth.
 Lines have a limit besides bytes, because an invalid one may be a single byte and costs more than a valid one."""
+PORTION_KEYED_LINES: Final = 1_024
+"""The same with an Idempotency-Key: each line is checked and hashed on its own, which costs twenty times as much."""
 
 AT_ONCE: Final = 32
 """Batches that one process reads at once."""
@@ -487,7 +490,10 @@ class _Batch:
                 size += len(data) - len(rest)
                 cut = len(data) if not more else data.rfind(b"\n") + 1
                 lines, rest = data[:cut], data[cut:]
-                for portion in _portions(lines):
+                most = PORTION_LINES if self._marks is None else PORTION_KEYED_LINES
+                for portion in _portions(lines, most):
+                    if not self._summary.complete:
+                        break  # the rest is only counted: to cut it into lines would cost more than to send it
                     found = self._take(portion)
                     if writing is not None:
                         await writing
@@ -562,6 +568,7 @@ class _Batch:
 
     async def _write(self, portion: Portion) -> None:
         kept_before = self._summary.kept
+        await self._refuse_ids_of_runs(portion)
         if self._has_quota:
             await self._keep_to_quota(portion)
         await self._mark_begun(portion)
@@ -576,6 +583,22 @@ class _Batch:
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
+    async def _refuse_ids_of_runs(self, portion: Portion) -> None:
+        """Refuse ids of a schedule's runs together: refused by the put, each line would be a put of its own."""
+        try:
+            refused = await ids_of_runs(self._call.client.store, [task.id or "" for task in portion.tasks])
+        except StoreError as error:
+            self._failure = self._failure or error
+            return
+        self._leave_out(portion, {index: problem_of(error) for index, error in refused.items()})
+
+    @staticmethod
+    def _leave_out(portion: Portion, refused: Mapping[int, Problem]) -> None:
+        if refused:
+            portion.wrong |= {portion.numbers[index]: problem for index, problem in refused.items()}
+            portion.numbers = [number for index, number in enumerate(portion.numbers) if index not in refused]
+            portion.tasks = [task for index, task in enumerate(portion.tasks) if index not in refused]
+
     async def _keep_to_quota(self, portion: Portion) -> None:
         """Refuse lines beyond the key's quota; a later one may be small enough, so the batch continues."""
         call, tasks = self._call, portion.tasks
@@ -585,10 +608,7 @@ class _Batch:
         except StoreError as error:
             self._failure = self._failure or error
             return
-        if refused:
-            portion.wrong |= {portion.numbers[index]: problem for index, problem in refused.items()}
-            portion.numbers = [number for index, number in enumerate(portion.numbers) if index not in refused]
-            portion.tasks = [task for index, task in enumerate(tasks) if index not in refused]
+        self._leave_out(portion, refused)
 
     def _add_to_quota(self, tasks: list[Task], handles: Sequence[LineOutcome], kept: int) -> None:
         """Count stored tasks. If lines are only counted, it is unknown which were stored before, only how many: assume
@@ -727,16 +747,16 @@ class _Batch:
             await self._call.audit("task.replace", "lines of a batch", None, {"replaced": self._summary.replaced})
 
 
-def _portions(lines: bytes) -> Iterator[bytes]:
-    """Cut lines into portions of at most `PORTION_LINES`."""
-    if lines.count(b"\n") <= PORTION_LINES:
+def _portions(lines: bytes, most: int) -> Iterator[bytes]:
+    """Cut lines into portions of at most `most`."""
+    if lines.count(b"\n") <= most:
         if lines:
             yield lines
         return
     at = 0
     while at < len(lines):
         end = at
-        for _ in range(PORTION_LINES):
+        for _ in range(most):
             end = lines.find(b"\n", end) + 1
             if not end:
                 end = len(lines)
