@@ -354,12 +354,19 @@ async def test_explain_says_why_a_task_has_not_run(api: Api) -> None:
 # -- change ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_task_is_cancelled_and_a_second_cancel_says_so(api: Api) -> None:
-    await put(api, id="a")
-    first, again = await api.delete("/v1/tasks/a"), await api.delete("/v1/tasks/a")
-    assert (first.status, first.json) == (200, {"id": "a", "outcome": "cancelled"})
-    assert again.status in (404, 409)
-    assert (await api.client.get("a")).state in ("cancelled", "unknown")
+@pytest.mark.parametrize(("lane", "query"), [(None, ""), (None, "?lane="), ("l", ""), ("l", "?lane=l")])
+async def test_a_cancelled_task_is_cancelled_and_a_second_cancel_says_the_same(
+    api: Api, lane: str | None, query: str
+) -> None:
+    await put(api, id="a", lane=lane)
+    bound = await api.key("operator", targets=("null:",))
+    for _ in range(3):
+        cancelled = await api.delete(f"/v1/tasks/a{query}")
+        assert (cancelled.status, cancelled.json) == (200, {"id": "a", "outcome": "cancelled"})
+    assert (await api.client.get("a")).state == "cancelled"
+    other = await api.delete(f"/v1/tasks/a{query}", authorization=f"Bearer {bound}")
+    assert other.status == 404, "nobody knows any more whether the key may see it"
+    assert (await api.delete(f"/v1/tasks/never{query}")).status == 404
 
 
 async def test_a_task_without_an_id_is_cancelled_by_its_handle(api: Api) -> None:

@@ -466,9 +466,12 @@ async def result_of_task(call: Call) -> Answer:
 
 
 async def cancel_task(call: Call) -> Answer:
-    before = await _there(call)
-    task_id = call.params["id"]
-    outcome = await call.client.cancel(task_id, lane=await _lane(call))
+    task_id, lane = call.params["id"], await _lane(call)
+    before = await find_live(call.client.store, task_id, lane)
+    if before.state != "unknown" or not call.may_reach_all:
+        _seen(call, before)
+    # A task that is not there any more may have been cancelled before: that is answered as the first time.
+    outcome = await call.client.cancel(task_id, lane=lane)
     if outcome == "unknown":
         raise no_such("task", task_id)
     if outcome == "too late":
