@@ -330,6 +330,8 @@ async def test_every_client_has_the_rate_of_the_setting(server: Server) -> None:
         ({"host": "127.0.0.1.nip.io:8000"}, 403),
         ({"host": "localhost.attacker.example"}, 403),
         ({"origin": "https://attacker.example"}, 403),
+        ({"host": "127.0.0.1:8000", "origin": "http://attacker.example/127.0.0.1:8000"}, 403),
+        ({"host": "LocalHost:8000", "origin": "http://localhost:8000"}, 202),
         ({"origin": "null"}, 403),
     ],
 )

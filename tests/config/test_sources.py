@@ -175,23 +175,26 @@ def test_a_credential_provider_is_named_or_given_and_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "secret"),
+    ("address", "secret", "value"),
     [
-        ('api_url = "https://evil.example"', "MAINSPRING_API_TOKEN"),
-        ('redis_url = "redis://evil"', "MAINSPRING_CREDENTIALS"),
+        ('api_url = "https://evil.example"', "MAINSPRING_API_TOKEN", "msk_0"),
+        ('redis_url = "redis://evil"', "MAINSPRING_CREDENTIALS", "no.such.module:login"),
+        ('kafka_url = "kafka://evil"', "MAINSPRING_KAFKA", '{"sasl.password": "secret"}'),
     ],
 )
-def test_a_secret_is_not_sent_to_an_address_that_the_folder_names(tmp_path: Path, address: str, secret: str) -> None:
+def test_a_secret_is_not_sent_to_an_address_that_the_folder_names(
+    tmp_path: Path, address: str, secret: str, value: str
+) -> None:
     (tmp_path / "mainspring.toml").write_text(f"{address}\n")
     name = address.partition(" ")[0]
-    given = {secret: "msk_0" if secret.endswith("TOKEN") else "no.such.module:login"}
+    given = {secret: value}
     refused = run("task", "get", "x", cwd=tmp_path, **given)
     assert refused.returncode == 2
     for part in (
         f"{name} is from mainspring.toml line 1",
         f"environment {secret}",
         "--config mainspring.toml",
-        "--url",
+        f"MAINSPRING_{name.upper()}",
     ):
         assert part in refused.stderr
     assert (
