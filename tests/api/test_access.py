@@ -28,6 +28,7 @@ from tests.support.api_calls import LATER, Api, serving_api
 
 RULES: dict[str, Right | None] = {
     "POST /ticks": "submit",
+    "POST /v1/beats/{name}": "submit",
     "POST /v1/tasks": "submit",
     "POST /v1/tasks:batch": "submit",
     "GET /v1/tasks": "read",

@@ -90,6 +90,8 @@ def test_every_secret_may_lie_in_a_file(tmp_path: Path, name: str) -> None:
         "api_token": SECRET,
         "kafka": json.dumps({"sasl.password": SECRET}),
         "targets": json.dumps({"hook": {"url": "https://example.com/", "auth": {"bearer": SECRET}}}),
+        "notify": json.dumps({"ops": {"url": "https://example.com/", "auth": {"bearer": SECRET}}}),
+        "watchdog_url": f"https://example.com/{SECRET}",
         "commands": json.dumps({"backup": {"argv": ["backup"], "env": {"TOKEN": SECRET}}}),
     }
     file = tmp_path / "secret"

@@ -28,7 +28,7 @@ from .auth import OPEN, Authenticator, Quotas, check_right
 from .batch import Batches
 from .routes import NO_PARAMETERS, Call, Route, Router
 from .spaces import Space, Spaces, no_such_namespace
-from .ticks import TICK
+from .ticks import BEATS_ROUTE, TICK
 
 log = logging.getLogger("mainspring.api")
 
@@ -38,6 +38,7 @@ WATCHED: Final[tuple[Route, ...]] = (*admin.PROBE_ROUTES, admin.METRICS_ROUTE)
 
 ROUTES: Final[tuple[Route, ...]] = (
     TICK,
+    BEATS_ROUTE,
     *tasks.ROUTES,
     batch.ROUTE,
     *dead.ROUTES,

@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "cluster": ("mainspring.cli.admin:cluster_app", "Show the nodes, the leader, and who owns which partitions."),
     "verify": ("mainspring.cli.checks:verify_app", "Prove that every task is somewhere; find orphans, repair them."),
     "doctor": ("mainspring.cli.checks:doctor_app", "Check the setup: servers, rights, clocks, nodes, Kafka."),
+    "notify": ("mainspring.cli.checks:notify_app", "Channels of notices: list them, try one; beats of other jobs."),
     "acl": ("mainspring.cli.admin:acl_app", "Print the smallest rights that Mainspring needs on a server."),
     "config": ("mainspring.cli.config", "Settings: their values and where they come from."),
     "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
@@ -239,6 +240,9 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "cluster status": ("mainspring cluster status", "mainspring cluster status --watch"),
     "verify": ("mainspring verify --redis-url redis://server:6379", "mainspring verify --repair"),
     "doctor": ("mainspring doctor --redis-url redis://server:6379", "mainspring doctor --strict --json"),
+    "notify list": ("mainspring notify list",),
+    "notify test": ("mainspring notify test ops",),
+    "notify beat": ("mainspring notify beat backup --cron '0 2 * * *' --tz Europe/Paris --grace 30m",),
     "acl": (
         "mainspring acl --namespace shop --password-file secret | redis-cli -u redis://admin@server",
         "mainspring acl --file >> users.acl",

@@ -1,7 +1,9 @@
-"""`mainspring doctor` and `mainspring verify`: is the setup sound, and is every task accounted for?"""
+"""`mainspring doctor`, `verify` and `notify`: is the setup sound, is every task accounted for, do notices arrive?"""
 
 import asyncio
 import contextlib
+import secrets
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,9 +13,16 @@ import typer
 from mainspring.cli.audited_client import record
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
 from mainspring.cli.output import ProgressBar
+from mainspring.cli.task import with_client
 from mainspring.config.config import Config
+from mainspring.model.delivery import Body, Dead, GivenDelivery, Outcome, Retry
 from mainspring.model.errors import InvalidInput, Refused, Unavailable
+from mainspring.model.ids import IDH_BYTES
+from mainspring.model.notice import NOTIFY, Notice, Taken
+from mainspring.model.text import escape
 from mainspring.node.doctor import DoctorFinding, checkup
+from mainspring.node.node import builtin_sinks
+from mainspring.sinks.notify import Digest, NotifySink
 from mainspring.store.keys import meta_key, slot_of
 from mainspring.store.redis.servers import Servers
 from mainspring.store.server_checks import Check
@@ -157,3 +166,78 @@ def _sum_of(counters: TaskCounters) -> str:
 
 
 _PARTS: Final = ("pending", "fired", "queued", "done", "cancelled", "replaced", "dead")
+
+
+notify_app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Channels of notices: list them, try one; beats of jobs that others run.",
+)  # fmt: skip
+
+
+@notify_app.command("list")
+def list_channels(namespace: Namespace = None, config: Settings = None, json: Json = False) -> None:
+    """List the channels of the settings: where each leads, and what it is told."""
+    found = load(None, None, namespace, config)
+    channels = found.notify.of(found.namespace)
+    rows = [{"channel": one.name, "to": one.way.shown, "told": one.rule.shown} for one in channels.values()]
+    if json:
+        print(msgspec.json.encode(rows).decode())
+        return
+    for row in rows:
+        print(f"{row['channel']}  {row['to']}  {row['told']}")
+    if not rows:
+        print("no channel is set up; add [notify.<name>] to the settings", file=sys.stderr)
+
+
+@notify_app.command("test")
+def try_channel(
+    channel: Annotated[str, typer.Argument(help="Name of the channel.")],
+    namespace: Namespace = None,
+    config: Settings = None,
+) -> None:
+    """Send a notice through a channel of the settings, from here and now, and say whether it was accepted."""
+    found = load(None, None, namespace, config)
+    if channel not in found.notify:
+        hint = f"there are {', '.join(found.notify)}" if found.notify else "add [notify.<name>] to the settings"
+        raise InvalidInput(f"there is no channel {channel!r}; {hint}")
+    outcome = asyncio.run(_try_channel(found, channel))
+    if isinstance(outcome, Retry | Dead):
+        print(f"mainspring: {escape(outcome.reason)}", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"sent: {found.notify[channel].way.shown}")
+
+
+async def _try_channel(config: Config, name: str) -> Outcome:
+    now_ms = time.time_ns() // 1_000_000
+    example = Notice(
+        "failed", "schedule:example", now_ms, now_ms, reason="a test; nothing has failed", by="notify test"
+    )
+    digest = Digest(config.namespace, name, Taken({"failed": 1}, [example]))
+    target = f"{NOTIFY}:{name}"
+    delivery = GivenDelivery(Body(target, b"null"), config.namespace, secrets.token_bytes(IDH_BYTES), now_ms)
+    sinks = builtin_sinks(config)
+    try:
+        sink = sinks[NOTIFY]
+        assert isinstance(sink, NotifySink)
+        lacks = sink.missing(target)
+        return Retry(lacks) if lacks is not None else await sink.send(config.notify[name], digest, delivery)
+    finally:
+        for sink in sinks.values():
+            await sink.aclose()
+
+
+@notify_app.command("beat")
+def send_beat(
+    name: Annotated[str, typer.Argument(help="Name of the job that has ended well.")],
+    every: Annotated[str | None, typer.Option(help="How often beats are expected.")] = None,
+    cron: Annotated[str | None, typer.Option(help="Cron line by which they are expected.")] = None,
+    timezone: Annotated[str | None, typer.Option("--tz", "--timezone", help="Its time zone; UTC.")] = None,
+    grace: Annotated[str | None, typer.Option(help="How late a beat may come; 1m.")] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = None,
+    namespace: Namespace = None,
+    config: Settings = None,
+) -> None:
+    """Say that a job which others run has ended well, and when the next beat is expected."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    with_client(loaded, lambda client: client.beat(name, every=every, cron=cron, timezone=timezone, grace=grace))

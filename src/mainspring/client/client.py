@@ -11,6 +11,8 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
+import msgspec
+
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
 from ..model.errors import (
@@ -27,6 +29,7 @@ from ..model.explain import Explanation
 from ..model.ids import check_name
 from ..model.job import Result
 from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Pauses, Scope
+from ..model.notice import BEAT, BeatReport, Expected, check_beat
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
 from ..model.task import (
@@ -51,6 +54,7 @@ from ..model.workers import QueueInfo, WorkerInfo, served_queues
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
+from ..store.notices import is_watched
 from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
@@ -891,6 +895,29 @@ class Client(
         # Without a lane, ask for exactly this task, not for one of the same id in some lane.
         ask = partial(self.result, handle.id, lane="" if lane is None and id is not None else lane)
         return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
+
+    async def beat(
+        self,
+        name: str,
+        *,
+        every: str | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
+        grace: str | None = None,
+    ) -> Handle:
+        """Say that a job which another program runs has ended well; nodes tell you if the next beat does not come.
+
+        - `every` or `cron` (with `timezone`, UTC): when the next beats are expected. Needed once, then kept.
+        - `grace`: how late a beat may come; one minute.
+
+        Raises InvalidInput, and NotFound if nobody has said when this beat is expected.
+        """
+        target, expected = f"{BEAT}:{check_beat(name)}", Expected.make(every, cron, timezone, grace)
+        store = self.store
+        if expected is None and not await is_watched(store, name):
+            raise NotFound(f"the beat {name!r} is not known yet: say when it is expected with every or cron")
+        report = BeatReport(came_ms=await store.fresh_ms(), expected=expected)
+        return await self.put(target, msgspec.to_builtins(report))
 
     # -- one task ------------------------------------------------------------------------------------------
 

@@ -571,6 +571,7 @@ _TASKS: Final = "/v1/tasks"
 _LANES: Final = "/v1/lanes"
 _RUNS: Final = "/v1/runs"
 _PAUSES: Final = "/v1/pauses"
+_BEATS: Final = "/v1/beats"
 _REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
 
 
@@ -606,6 +607,18 @@ class RemoteClient:
             on_conflict=on_conflict, durability=durability,
         )  # fmt: skip
         return msgspec.convert(answer, Handle)
+
+    async def beat(
+        self,
+        name: str,
+        *,
+        every: str | None = None,
+        cron: str | None = None,
+        timezone: str | None = None,
+        grace: str | None = None,
+    ) -> Handle:
+        answer = self.api.post(_BEATS, name, every=every, cron=cron, timezone=timezone, grace=grace)
+        return Handle(answer["id"], answer["due_ms"], answer["outcome"], False)
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         try:

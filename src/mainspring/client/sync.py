@@ -185,6 +185,7 @@ class SyncClient:
 
     put = _answering(_waiting(Client.put))
     put_many = _waiting(Client.put_many)
+    beat = _waiting(Client.beat)
     get = _waiting(Client.get)
     explain = _waiting(Client.explain)
     cancel = _waiting(Client.cancel)

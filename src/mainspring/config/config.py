@@ -13,6 +13,7 @@ from ..model.errors import ConfigError, InvalidInput
 from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
 from ..model.limits import MAX_PENDING, MAX_PENDING_BYTES
+from ..model.notice import Beats, Channels
 from ..model.queue_rules import QueueRules, parse_queues
 from ..model.retry import RetryPolicy
 from ..model.run import HistoryRules
@@ -30,7 +31,7 @@ from ..model.shared_settings import (
 from ..model.targets.command import Commands
 from ..model.targets.named import Targets
 from ..model.targets.names import check_target, shown_target
-from ..model.targets.url import LOOPBACK, AllowList, HostPort
+from ..model.targets.url import LOOPBACK, AllowList, HostPort, parse_web_url
 from ..model.targets.webhook import MAX_RESULT_TTL_S, MAX_TIMEOUT_S, TIMEOUT_S, Webhook, is_web
 from ..sinks.kafka_options import Properties, parse_servers
 from ..store.keys import check_namespace
@@ -186,6 +187,12 @@ class Config:
     """Where a worker answers /livez, /readyz and /metrics: host:port. None: nowhere."""
     queue: QueueRules = field(default_factory=QueueRules)
     """Limits, retries and lane policies of queues, `[queue.<name>]`."""
+    notify: Channels = field(default_factory=Channels)
+    """Channels of notices, `[notify.<name>]`: where they go, and which."""
+    beats: Beats = field(default_factory=Beats)
+    """When beats of other programs' jobs are expected, `[beats.<name>]`."""
+    watchdog_url: str | None = field(default=None, repr=False)
+    """Called every minute while tasks go out, so that another service notices when they do not."""
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     """Default for receivers that have none of their own."""
     catch_up_rate: Rate | None = None
@@ -277,6 +284,8 @@ class Config:
             parse_queues(self.queues or "any")
             if self.kafka_url is not None:
                 parse_servers(self.kafka_url)
+            if self.watchdog_url is not None:
+                parse_web_url(self.watchdog_url)
             if self.worker_listen is not None:
                 HostPort.parse(self.worker_listen)
         except InvalidInput as error:

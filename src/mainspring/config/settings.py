@@ -13,6 +13,7 @@ import msgspec
 from ..model.errors import ConfigError, InvalidInput
 from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
+from ..model.notice import Beats, Channels
 from ..model.queue_rules import QueueRules
 from ..model.retry import RetryRule, read_rules
 from ..model.run import HistoryRules
@@ -101,6 +102,19 @@ def _secret(where: str, path: object) -> str:
         raise InvalidInput(f"{where}: {error}") from None
 
 
+def read_channels(value: object) -> Channels:
+    """Read every `[notify.<name>]`, or the same as one JSON text."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise InvalidInput("expected a table of tables; write [notify.<name>] and its settings below")
+    return Channels.read({name: _table_with_secrets(name, table) for name, table in value.items()})
+
+
+def _beats(value: object) -> Beats:
+    return Beats.read(json.loads(value) if isinstance(value, str) else value)
+
+
 class Setting(NamedTuple):
     field: str
     """The field of Config it ends in."""
@@ -125,6 +139,8 @@ class Setting(NamedTuple):
         if self.read is read_commands:
             return write_commands(value)
         if self.read is _queue_rules:
+            return json.dumps(value.tables()) if value else ""
+        if self.read is read_channels or self.read is _beats:
             return json.dumps(value.tables()) if value else ""
         if self.read is read_kafka:
             return write_kafka(value)
@@ -276,6 +292,9 @@ SETTINGS: Final = {
     "strict_queues": Setting("strict_queues", _switch),
     "worker_concurrency": Setting("worker_concurrency", _whole),
     "worker_listen": Setting("worker_listen", _text),
+    "notify": Setting("notify", read_channels),
+    "beats": Setting("beats", _beats),
+    "watchdog_url": Setting("watchdog_url", _text),
     "kafka_url": Setting("kafka_url", _text),
     "kafka": Setting("kafka", read_kafka),
     "kafka_create_topics": Setting("kafka_create_topics", _switch),
@@ -300,6 +319,8 @@ _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
     _queue_rules: (QueueRules,),
     read_targets: (Targets,),
     read_commands: (Commands,),
+    read_channels: (Channels,),
+    _beats: (Beats,),
     read_kafka: (Properties,),
     BreakerPolicy.read: (BreakerPolicy,),
     LanePolicy.parse: (LanePolicy,),
@@ -308,7 +329,7 @@ _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
 }
 """What each of them makes."""
 
-SECRETS: Final = ("redis_url", "api_token", "kafka", "targets", "commands")
+SECRETS: Final = ("redis_url", "api_token", "kafka", "targets", "commands", "notify", "watchdog_url")
 """Settings that hold secrets: `<name>_file` names a file with the value."""
 
 

@@ -271,6 +271,12 @@ class FlowControl:
             self._engine.flow()
 
     @property
+    def unavailable(self) -> list[str]:
+        """Receivers whose circuit breakers are open on this node."""
+        found = self._bounded.values()
+        return [one.receiver for one in found if one.breaker is not None and one.breaker.state in ("open", "half-open")]
+
+    @property
     def bounded(self) -> list[FlowLimit]:
         """The limits that tasks must ask before they leave."""
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]

@@ -20,20 +20,25 @@ from ..config.config import Config
 from ..engine.engine import Engine, EngineOptions
 from ..engine.flow import FlowOptions
 from ..engine.lookahead import Reach
+from ..engine.notifier import WATCHDOG, NoticeOptions
 from ..model.audit import Change, View, changes, of_schedule
 from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
+from ..model.notice import BEAT, NOTIFY
 from ..model.schedule.definition import Definition
 from ..model.schedule.view import ScheduleView
 from ..model.shared_settings import DEFAULTS, SharedSettings
-from ..model.targets.named import SCHEME
+from ..model.targets.named import SCHEME, Targets
+from ..model.targets.webhook import Webhook
 from ..roles import Loop
 from ..sinks.base import NamedSink, Sink, missing, plugin_sinks, prepare
 from ..sinks.http import HttpOptions, HttpSink
 from ..sinks.kafka import kafka_sink
 from ..sinks.kafka_options import KafkaOptions
 from ..sinks.log import LogSink, NullSink
+from ..sinks.notify import BeatSink, NoticeSink, NotifySink
 from ..store import access
 from ..store.members import About
+from ..store.notices import Notices
 from ..store.redis.servers import LinkOptions, Servers
 from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
@@ -69,7 +74,10 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
     sinks["kafka"] = kafka_sink(kafka_options(config))
-    return sinks | {"target": NamedSink(config.targets, sinks)}
+    channels = config.notify.of(config.namespace)
+    sinks |= {NOTIFY: NotifySink(config.notify, http, config.namespace), BEAT: BeatSink(channels, config.beats)}
+    watchdog = {} if config.watchdog_url is None else {WATCHDOG: Webhook(config.watchdog_url)}
+    return sinks | {"target": NamedSink(Targets({**config.targets, **watchdog}), sinks)}
 
 
 def kafka_options(config: Config) -> KafkaOptions | None:
@@ -114,6 +122,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         command_queues={name: command.queue for name, command in config.commands.items()},
         dead_letters=DeadLetterLimits(round(config.dead_letters_max_age_s * 1000), config.dead_letters_max),
         history=config.history_rules,
+        notices=NoticeOptions(config.notify.of(config.namespace), config.beats, config.watchdog_url is not None),
         audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )
@@ -355,9 +364,13 @@ class Node:
         self.engine = engine = Engine(store, self._sinks, options)
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
         await seat.start()
+        notices = Notices(store)
         for sink in self._sinks.values():
             prepare(sink)
+            if isinstance(sink, NoticeSink):
+                sink.store = notices
         engine.ownership_changed = seat.loop.wake
+        engine.notifier.leads = lambda: seat.membership.leads
         await engine.start()
 
     async def _probe_server(self) -> float:

@@ -207,6 +207,7 @@ class PartitionKeys:
     sched: str
     next: str
     off: str
+    notes: str
     runs_n: str
     runs: str
     failed_runs: str
@@ -218,6 +219,7 @@ class PartitionKeys:
         names = (
             "slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake",
             "queued", "acks", "queues", "work", "holds", "sched", "next", "off",
+            "notes",
             "runs:n", "runs", "runs:failed", "runs:details", "runs:ring",
         )  # fmt: skip
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
@@ -282,10 +284,19 @@ class Keyspace:
         self.access, self.audit, self.task_audit, self.workers, self.worker_times = (
             f"{{{namespace}}}:{name}" for name in ("access", "audit", "audit:tasks", "workers", "workers:t")
         )
+        self.notes, self.watched = (f"{{{namespace}}}:{name}" for name in ("notes", "watched"))
 
     def limit(self, name: str) -> str:
         """Key of a rate or slot count that all nodes share; `name` is a target, a queue, or `catch-up`."""
         return f"{{{self.namespace}}}:limit:{name}"
+
+    def box(self, channel: str) -> str:
+        """Key of the notices of a channel that wait for their digest."""
+        return f"{{{self.namespace}}}:box:{channel}"
+
+    def box_seen(self, channel: str) -> str:
+        """Key of the ids of notices that the box of a channel has had."""
+        return f"{{{self.namespace}}}:box-seen:{channel}"
 
     def quota(self, key_id: str) -> str:
         """Key of the counts of an API key's pending tasks and bytes."""

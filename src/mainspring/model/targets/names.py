@@ -53,7 +53,7 @@ def queue_of(target: str, commands: Mapping[str, str] | None = None) -> str:
     return _queue_named_by(target)
 
 
-SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target"})
+SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target", "notify", "beat"})
 """The built-in schemes. Packages may add others."""
 
 SINK_GROUP: Final = "mainspring.sinks"

@@ -33,6 +33,7 @@ _PARTITION_TYPES: Final = {
     "sched": b"hash",
     "next": b"hash",
     "off": b"list",
+    "notes": b"hash",
     "runs_n": b"hash",
     "runs": b"stream",
     "failed_runs": b"stream",
@@ -51,9 +52,12 @@ _NAMESPACE_TYPES: Final = {
     "task_audit": b"stream",
     "workers": b"hash",
     "worker_times": b"zset",
+    "notes": b"hash",
+    "watched": b"hash",
 }
 _PASSING: Final = re.compile(
-    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|log:[0-9a-f]{32}|runs:[mh]:\d+|lanes:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)",
+    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|log:[0-9a-f]{32}|runs:[mh]:\d+|lanes:[0-9a-f]{32}"
+    rb"|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*|box:.*|box-seen:.*)",
     re.DOTALL,
 )
 """Keys that expire by themselves and that nothing else depends on."""

@@ -1,0 +1,726 @@
+"""Notices: what people are told about work that fails and recovers, by which rules, and where it goes.
+
+    for signal in signals_of(record, place, channel.late_ms):   # what a run says about a schedule, a target or a lane
+        episode, notice = decide(episode, signal, channel)      # the state between two runs, and what to tell
+
+An episode begins with the first failure of a subject and ends with enough successes. Its id is the place of the run
+that began it, so a decision that is repeated after a crash makes notices with the same ids.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, Final, Literal, NamedTuple, get_args
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from .delivery import Response
+from .errors import InvalidInput
+from .explain import moment
+from .ids import check_name, idh_of
+from .run import FAILED_ENDS, RunRecord
+from .targets.names import receiver_of, shown_target
+from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
+from .task import Task, pattern_fits
+from .text import check_known, escape
+from .times import delay_ms, delay_text
+
+NOTIFY: Final = "notify"
+"""Scheme of the targets of notices: `notify:<channel>`, and `notify:<channel>/digest` for the message itself."""
+BEAT: Final = "beat"
+"""Scheme of the targets that take beats, and watch for those that do not come: `beat:<name>`."""
+
+NoticeKind = Literal["failed", "recovered", "dead", "missed", "late", "disabled", "no worker", "breaker"]
+KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)
+
+MAX_REASON_CHARS: Final = 500
+MAX_BODY_BYTES: Final = 2_048
+MAX_HEADERS: Final = 20
+
+
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """One thing to tell, as the payload of a task for `notify:<channel>`."""
+
+    kind: NoticeKind
+    subject: str
+    """`schedule:nightly`, `beat:backup`, `lane:user-7`, or a receiver of tasks: `https://example.com`, `queue:mail`."""
+    at_ms: int
+    since_ms: int
+    """When its episode began."""
+    count: int = 1
+    """Failures in a row so far."""
+    task: str = ""
+    """The id of the task whose run decided it."""
+    target: str = ""
+    attempt: int = 0
+    due_ms: int = 0
+    began_ms: int = 0
+    ended_ms: int = 0
+    by: str = ""
+    reason: str = ""
+    code: int | str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    body: str = ""
+    """The beginning of the response, or of the output."""
+
+    def with_response(self, response: Response) -> "Notice":
+        """Add what the receiver answered, cut to a size that fits into a message."""
+        body = response.body[:MAX_BODY_BYTES].decode("utf-8", "replace")
+        return msgspec.structs.replace(self, headers=response.headers[:MAX_HEADERS], body=body)
+
+
+class Taken(NamedTuple):
+    """The notices of one digest."""
+
+    counts: Mapping[NoticeKind, int]
+    """All of them by kind."""
+    notices: Sequence[Notice]
+    """The first ones: of very many only some are kept."""
+    fields: Sequence[bytes] = ()
+    """Where they are stored."""
+
+
+# -- what runs say --------------------------------------------------------------------------------------------------
+
+
+class Signal(NamedTuple):
+    """One fact about a subject: it failed, or it is well."""
+
+    subject: str
+    kind: NoticeKind
+    """What a failure of this sort is called."""
+    bad: bool
+    at_ms: int
+    place: str
+    """Where the fact is recorded: no two facts share a place, and reading it again gives the same one."""
+    schedule: str | None = None
+    target: str | None = None
+    queue: str | None = None
+    reason: str = ""
+    record: RunRecord | None = None
+    late_ms: int = 0
+    """How late the run began; for each channel that is `bad` if it is more than the channel allows."""
+    lasts: bool = False
+    """True for a state that is looked at again and again, instead of runs that end one after the other."""
+
+    @property
+    def key(self) -> str:
+        """What has an episode of its own: a schedule may be late, and fail, apart from each other."""
+        return f"{_TRACKS.get(self.kind, self.kind)}|{self.subject}"
+
+
+_TRACKS: Final[Mapping[NoticeKind, str]] = {"failed": "run", "missed": "run", "dead": "run"}
+_OURS: Final = (f"{NOTIFY}:", f"{BEAT}:")
+
+
+def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
+    """Yield what a run says. A notice that cannot be sent is no reason for another notice."""
+    if record.target.startswith(_OURS):
+        return
+    receiver = f"queue:{record.queue}" if record.queue else receiver_of(record.target)
+    schedule, at_ms = record.schedule, record.ended_ms
+
+    def signal(subject: str, kind: NoticeKind, *, bad: bool, place: str = place, reason: str = "") -> Signal:
+        about = (schedule, record.target, record.queue)
+        return Signal(subject, kind, bad, at_ms, place, *about, reason or record.reason, record)
+
+    end, subject = record.end, receiver if schedule is None else f"schedule:{schedule}"
+    if end == "retry" and not record.began_ms:
+        return  # postponed: the receiver was not asked
+    if end == "done":
+        yield signal(subject, "dead" if schedule is None else "failed", bad=False)
+        if record.lane is not None:
+            yield signal(f"lane:{record.lane}", "disabled", bad=False)
+    elif end == "parked" and record.lane is not None:
+        yield signal(f"lane:{record.lane}", "disabled", bad=True)
+    elif schedule is None and end in ("dead", "expired"):
+        yield signal(subject, "dead", bad=True)
+    if schedule is not None and end in FAILED_ENDS:
+        yield signal(subject, "missed" if end == "missed" else "failed", bad=True)
+    if record.began_ms and record.attempt == 1:
+        late_ms = max(0, record.began_ms - record.due_ms)
+        late = signal(subject, "late", bad=False, reason=f"it began {delay_text(late_ms)} late")
+        yield late._replace(late_ms=late_ms)
+
+
+# -- rules and decisions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a channel is told. Each list that is given must fit."""
+
+    kinds: tuple[NoticeKind, ...] = KINDS
+    schedules: tuple[str, ...] = ()
+    """Names of schedules and beats, or their beginnings and `*`."""
+    targets: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    after: int = 1
+    """Failures in a row that begin to be told."""
+    recover_after: int = 1
+    """Successes in a row that end an episode."""
+    remind: str = "never"
+    """How often an episode that lasts is told again: `never`, `each` failure, or a span such as `1h`."""
+    late_ms: int | None = None
+    """How late a run may begin; None tells of none."""
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown or not self.kinds:
+            raise InvalidInput(
+                f"kinds has {', '.join(map(repr, unknown)) or 'nothing'}; use some of {', '.join(KINDS)}"
+            )
+        for name, value in (("after", self.after), ("recover_after", self.recover_after)):
+            if type(value) is not int or not 1 <= value <= MOST_IN_A_ROW:
+                raise InvalidInput(f"{name} is {value!r}; give a whole number from 1 to {MOST_IN_A_ROW}")
+        if "late" in self.kinds and self.kinds != KINDS and self.late_ms is None:
+            raise InvalidInput('kinds has "late", but no span is given after which a run is late: late = "5m"')
+        _ = self.remind_ms
+
+    @property
+    def remind_ms(self) -> int | None:
+        """Shortest time between two notices of an episode; None for no reminders."""
+        if self.remind == "never":
+            return None
+        return 0 if self.remind == "each" else delay_ms(self.remind, field="remind")
+
+    @property
+    def shown(self) -> str:
+        """The rule in words, for listings."""
+        lists = (("schedules", self.schedules), ("targets", self.targets), ("queues", self.queues))
+        parts = ["all" if self.kinds == KINDS else ",".join(self.kinds)]
+        parts += [f"{name}={','.join(patterns)}" for name, patterns in lists if patterns]
+        parts += [f"after={self.after}"] if self.after > 1 else []
+        parts += [f"remind={self.remind}"] if self.remind != "never" else []
+        return " ".join(parts)
+
+    def fits(self, signal: Signal) -> bool:
+        """Return whether this channel is to be told about such a signal."""
+        return (
+            (signal.kind in self.kinds or not signal.bad)
+            and _fits(self.schedules, signal.schedule)
+            and _fits(self.targets, signal.target)
+            and _fits(self.queues, signal.queue)
+        )
+
+
+MOST_IN_A_ROW: Final = 1_000
+
+
+def _fits(patterns: Sequence[str], name: str | None) -> bool:
+    return not patterns or (name is not None and any(pattern_fits(one, name) for one in patterns))
+
+
+class Episode(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A subject that fails, between its first failure and its recovery."""
+
+    began: str
+    """Place of the signal that began it."""
+    since_ms: int
+    failures: int = 0
+    """Failures so far, without a recovery between them."""
+    successes: int = 0
+    """Successes since the last failure."""
+    told_ms: int | None = None
+    """When it was last told; None if it has not been told."""
+    last_ms: int = 0
+    """When it last failed."""
+
+
+def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
+    """Return the episode after a signal that fits the rule, and the notice to send, if any."""
+    if not signal.bad:
+        return _after_success(episode, signal, rule)
+    if episode is not None and signal.kind == "dead" and signal.at_ms > episode.last_ms + QUIET_MS:
+        episode = None  # of some targets only failures are recorded, and no success would end it
+    before = episode or Episode(signal.place, signal.at_ms)
+    failing = msgspec.structs.replace(before, failures=before.failures + 1, successes=0, last_ms=signal.at_ms)
+    if before.told_ms is None:
+        due = signal.lasts or failing.failures >= rule.after
+    else:
+        every_ms = rule.remind_ms if not signal.lasts or rule.remind_ms is None else max(rule.remind_ms, QUIET_MS)
+        due = every_ms is not None and signal.at_ms >= before.told_ms + every_ms
+    if not due:
+        return before if signal.lasts else failing, None
+    return msgspec.structs.replace(failing, told_ms=signal.at_ms), _notice(signal, failing, signal.kind)
+
+
+QUIET_MS: Final = 3_600_000
+"""Dead tasks of one receiver are one episode as long as no more than this lies between them. Shortest time between
+reminders of a state that lasts."""
+
+
+def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
+    if episode is None or episode.told_ms is None:
+        return None, None
+    if episode.successes + 1 < rule.recover_after:
+        return msgspec.structs.replace(episode, successes=episode.successes + 1), None
+    return None, _notice(signal, episode, "recovered") if "recovered" in rule.kinds else None
+
+
+def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
+    record, reason = signal.record, escape(signal.reason)[:MAX_REASON_CHARS]
+    about = (kind, signal.subject, signal.at_ms, episode.since_ms, episode.failures)
+    if record is None:
+        return Notice(*about, target=shown_target(signal.target or ""), reason=reason)
+    return Notice(
+        *about,
+        task=record.task_id,
+        target=shown_target(record.target),
+        attempt=record.attempt,
+        due_ms=record.due_ms,
+        began_ms=record.began_ms,
+        ended_ms=record.ended_ms,
+        by=record.by,
+        reason="" if kind == "recovered" else reason,
+        code=record.code,
+    )
+
+
+class Decided(NamedTuple):
+    """A notice that was decided, with the id of its task: the same whenever it is decided again."""
+
+    id: str
+    channel: str
+    notice: Notice
+    run_id: str | None = None
+    """The run that failed, if it was one."""
+
+
+def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
+    """Return the tasks of notices."""
+    return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
+
+
+class Episodes:
+    """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
+
+    def __init__(self, known: Mapping[str, Episode] | None = None) -> None:
+        self.known = dict(known or {})
+        """By channel, sort and subject: `ops|run|schedule:nightly`."""
+        self.changed: dict[str, Episode | None] = {}
+        """Since they were read; None for those that ended."""
+
+    def take(self, signal: Signal, channels: "Channels") -> Iterator[Decided]:
+        """Follow one signal; yield what it makes to tell."""
+        for channel in channels.values():
+            late_ms = channel.rule.late_ms
+            if signal.kind == "late":
+                if late_ms is None:
+                    continue
+                signal = signal._replace(bad=signal.late_ms > late_ms)  # for this channel
+            if channel.rule.fits(signal):
+                yield from self._take_for(signal, channel)
+
+    def _take_for(self, signal: Signal, channel: "Channel") -> Iterator[Decided]:
+        key = f"{channel.name}|{signal.key}"
+        before = self.known.get(key)
+        after, notice = decide(before, signal, channel.rule)
+        if after != before:
+            self.changed[key] = after
+            if after is None:
+                del self.known[key]
+            else:
+                self.known[key] = after
+        if notice is not None:
+            run_id = signal.place if signal.bad and signal.record is not None else None
+            yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
+
+
+_MAX_SUBJECT_BYTES: Final = 128
+"""Longer ones are hashed: the id has other parts, and is limited."""
+
+
+def notice_id(channel: str, signal: Signal, episode: Episode | None, notice: Notice) -> str:
+    """Return `notice/<channel>/<subject>/<episode>/<kind>`, with the number of the failure for a reminder."""
+    began = signal.place if episode is None else episode.began
+    reminder = f"/{notice.count}" if notice.kind != "recovered" and notice.count > 1 else ""
+    subject = notice.subject if len(notice.subject.encode()) <= _MAX_SUBJECT_BYTES else idh_of(notice.subject).hex()
+    return f"notice/{channel}/{subject}/{began}/{notice.kind.replace(' ', '-')}{reminder}"
+
+
+# -- channels --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SmtpServer:
+    """A mail server: `smtps://user:password@host:465` with TLS, or `smtp://…:587`, which turns to TLS (STARTTLS)."""
+
+    host: str
+    port: int
+    tls: bool
+    """TLS from the first byte; otherwise STARTTLS."""
+    plain: bool = False
+    """Neither: only for a server on this machine, without a password."""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> "SmtpServer":
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.fragment:
+            raise InvalidInput(
+                "smtp is no address of a mail server; write smtps://user:password@host or smtp://host:587"
+            )
+        try:
+            port = parts.port or _PORTS[parts.scheme]
+        except ValueError:
+            raise InvalidInput("smtp: the port is no number between 1 and 65535") from None
+        if parts.query not in ("", "tls=never"):
+            raise InvalidInput(f"smtp: ?{parts.query} is not known; the only choice is ?tls=never")
+        plain = bool(parts.query)
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        if plain and (parts.scheme == "smtps" or password or not _is_local(parts.hostname)):
+            raise InvalidInput("smtp: ?tls=never is for smtp:// to this machine, without a password; leave it out")
+        if bool(user) != bool(password):
+            raise InvalidInput("smtp: give both user and password, percent-encoded, or neither")
+        return cls(parts.hostname, port, parts.scheme == "smtps", plain, user, password)
+
+    @property
+    def shown(self) -> str:
+        return f"{'smtps' if self.tls else 'smtp'}://{self.host}:{self.port}"
+
+
+_PORTS: Final = {"smtp": 587, "smtps": 465}
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class MailWay:
+    """Mail to one address or several."""
+
+    to: tuple[str, ...]
+    server: SmtpServer
+    sender: str
+    ca_file: str | None = None
+    """The authority that signed the server's certificate; None means those that the system trusts."""
+
+    @property
+    def shown(self) -> str:
+        return f"mail to {', '.join(self.to)} through {self.server.shown}"
+
+
+WebFormat = Literal["webhook", "slack", "teams", "discord"]
+WEB_FORMATS: Final[tuple[WebFormat, ...]] = get_args(WebFormat)
+
+
+@dataclass(frozen=True, slots=True)
+class WebWay:
+    """JSON to a URL: signed like any webhook, or in the form of a chat."""
+
+    hook: Webhook
+    format: WebFormat = "webhook"
+
+    @property
+    def shown(self) -> str:
+        # The path of a chat's address is its password.
+        return f"{self.format} at {self.hook.parsed.scheme}://{self.hook.parsed.authority}"
+
+
+@dataclass(frozen=True, slots=True)
+class AppriseWay:
+    """Any service that the package `apprise` knows."""
+
+    url: str = field(repr=False)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.url.partition('://')[0]} through apprise"
+
+
+Way = MailWay | WebWay | AppriseWay
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Where notices go, and which."""
+
+    name: str
+    way: Way
+    rule: Rule = Rule()
+    table: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The settings that it was read from, secrets included."""
+
+
+class Channels(Mapping[str, Channel]):
+    """Channels by name; immutable."""
+
+    def __init__(self, channels: Iterable[Channel] = ()) -> None:
+        self._channels = {one.name: one for one in channels}
+
+    @classmethod
+    def read(cls, tables: object) -> "Channels":
+        """Read one table per channel, as in `[notify.<name>]`."""
+        if not isinstance(tables, Mapping):
+            raise InvalidInput("expected a table of tables; write [notify.<name>] and its settings below")
+        found = []
+        for name, table in tables.items():
+            if not _CHANNEL.fullmatch(str(name)):
+                raise InvalidInput(f"the name of a channel is {name!r}; use 1 to 64 of A-Z a-z 0-9 . _ -")
+            try:
+                found.append(_channel(name, table))
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error}") from None
+        return cls(found)
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Return the tables from which `read` makes these channels again, secrets included."""
+        return {name: dict(one.table) for name, one in self._channels.items()}
+
+    def of(self, namespace: str) -> "Channels":
+        """Return the channels that are told about a namespace."""
+        return Channels(one for one in self.values() if _fits(one.rule.namespaces, namespace))
+
+    def __getitem__(self, name: str) -> Channel:
+        return self._channels[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._channels)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._channels))
+
+    def __repr__(self) -> str:
+        return f"Channels({', '.join(self._channels)})"
+
+
+_CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\\x00-\x20\x7f]+@[A-Za-z0-9.\[\]:-]+")
+_LISTS: Final = ("kinds", "schedules", "targets", "queues", "namespaces")
+_RULE: Final = (*_LISTS, "after", "recover_after", "remind", "late")
+_MAIL: Final = ("to", "smtp", "from", "ca_file")
+_WEB: Final = ("format", *(name for name in WEBHOOK_SETTINGS if name not in ("method", "gone_disables", "result_ttl")))
+
+
+def _channel(name: str, table: object) -> Channel:
+    if not isinstance(table, Mapping):
+        raise InvalidInput("expected a table; write [notify.<name>] and its settings below")
+    if ("to" in table) == ("url" in table):
+        check_known(table, (*_MAIL, *_WEB, *_RULE), "a channel")
+        raise InvalidInput('give one of to = "mail:you@example.com" (or an address of apprise) and url = "https://…"')
+    rule = _rule({one: table[one] for one in _RULE if one in table})
+    rest = {one: value for one, value in table.items() if one not in _RULE}
+    if "url" in table:
+        check_known(rest, _WEB, "a channel with url", f", {', '.join(_RULE)}")
+        return Channel(name, _web_way(rest), rule, table)
+    to = _text("to", table["to"])
+    if not to.startswith("mail:"):
+        check_known(rest, ("to",), "a channel of apprise", f", {', '.join(_RULE)}")
+        if not re.match(r"[a-z][a-z0-9+.-]*://", to, re.IGNORECASE) or to.lower().startswith(("http://", "https://")):
+            raise InvalidInput(
+                'to is neither mail:<address> nor an address of apprise; give a web address as url = "…"'
+            )
+        return Channel(name, AppriseWay(to), rule, table)
+    check_known(rest, _MAIL, "a channel with mail", f", {', '.join(_RULE)}")
+    return Channel(name, _mail_way(rest), rule, table)
+
+
+def _mail_way(table: Mapping[str, object]) -> MailWay:
+    to = tuple(one.strip() for one in _text("to", table["to"]).removeprefix("mail:").split(","))
+    if "smtp" not in table:
+        raise InvalidInput('give the mail server too: smtp = "smtps://user:password@host", or smtp_file')
+    sender = _text("from", table.get("from", to[0]))
+    for address in (*to, sender):
+        if not _ADDRESS.fullmatch(address):
+            raise InvalidInput(f"{address!r} is no mail address; write it like ops@example.com, several with commas")
+    ca_file = None if "ca_file" not in table else _text("ca_file", table["ca_file"])
+    return MailWay(to, SmtpServer.parse(_text("smtp", table["smtp"])), sender, ca_file)
+
+
+def _web_way(table: Mapping[str, object]) -> WebWay:
+    hook = read_webhook({name: value for name, value in table.items() if name != "format"})
+    form = table.get("format", "webhook")
+    if form not in WEB_FORMATS:
+        raise InvalidInput(f"format is {form!r}; use one of {', '.join(WEB_FORMATS)}")
+    return WebWay(hook, next(one for one in WEB_FORMATS if one == form))
+
+
+def _rule(table: Mapping[str, Any]) -> Rule:
+    given: dict[str, Any] = {name: _texts(name, table[name]) for name in _LISTS if name in table}
+    given |= {name: table[name] for name in ("after", "recover_after") if name in table}
+    if "remind" in table:
+        given["remind"] = _text("remind", table["remind"])
+    if "late" in table:
+        given["late_ms"] = delay_ms(_text("late", table["late"]), field="late")
+    return Rule(**given)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name}: expected a text, not {value!r}")
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidInput(f"{name}: expected a list of texts, not {value!r}")
+    return tuple(_text(name, one) for one in value)
+
+
+# -- beats -----------------------------------------------------------------------------------
+
+
+class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """When a beat of another program's job is expected: by a cron line, or so long after the one before."""
+
+    cron: str = ""
+    every_ms: int = 0
+    zone: str = "UTC"
+    grace_ms: int = 60_000
+    """How long after its time a beat may come."""
+
+    @classmethod
+    def make(
+        cls, every: str | None = None, cron: str | None = None, timezone: str | None = None, grace: str | None = None
+    ) -> "Expected | None":
+        """Return what the fields of a request or of `[beats.<name>]` say; None if they say nothing. Refuse nonsense."""
+        if every is None and cron is None:
+            if timezone is not None or grace is not None:
+                raise InvalidInput("timezone and grace need a cron line or an interval; give every or cron too")
+            return None
+        if every is not None and cron is not None:
+            raise InvalidInput("both every and cron are given; give one of them")
+        grace_ms = 60_000 if grace is None else delay_ms(grace, field="grace")
+        every_ms = 0 if every is None else delay_ms(every, field="every")
+        if cron is None and every_ms < 1_000:
+            raise InvalidInput(f"every is {every!r}; give 1s or more")
+        made = cls(cron or "", every_ms, timezone or "UTC", grace_ms)
+        made.deadline_ms(0)
+        return made
+
+    @classmethod
+    def read(cls, table: object) -> "Expected":
+        """Read one `[beats.<name>]`."""
+        if not isinstance(table, Mapping):
+            raise InvalidInput("expected a table; write [beats.<name>] and its settings below")
+        check_known(table, ("every", "cron", "timezone", "grace"), "a beat")
+        made = cls.make(**{name: _text(name, value) for name, value in table.items()})
+        if made is None:
+            raise InvalidInput("it is never expected; give every or cron")
+        return made
+
+    def table(self) -> dict[str, str]:
+        """Return the table from which `read` makes this again."""
+        when = {"cron": self.cron} if self.cron else {"every": f"{self.every_ms}ms"}
+        return {**when, "timezone": self.zone, "grace": f"{self.grace_ms}ms"}
+
+    def deadline_ms(self, last_ms: int) -> int:
+        """Return until when the beat after the one at `last_ms` must come."""
+        if not self.cron:
+            return last_ms + self.every_ms + self.grace_ms
+        from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
+
+        next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms)
+        if next_ms is None:
+            raise InvalidInput(f"cron {self.cron!r} never comes")
+        return next_ms + self.grace_ms
+
+
+class Beats(Mapping[str, Expected]):
+    """The beats of the settings by name; immutable."""
+
+    def __init__(self, beats: Mapping[str, Expected] | None = None) -> None:
+        self._beats = dict(beats or {})
+
+    @classmethod
+    def read(cls, tables: object) -> "Beats":
+        """Read one table per beat, as in `[beats.<name>]`."""
+        if not isinstance(tables, Mapping):
+            raise InvalidInput("expected a table of tables; write [beats.<name>] and its settings below")
+        found = {}
+        for name, table in tables.items():
+            try:
+                found[check_beat(name)] = Expected.read(table)
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error}") from None
+        return cls(found)
+
+    def tables(self) -> dict[str, dict[str, str]]:
+        """Return the tables from which `read` makes these beats again."""
+        return {name: one.table() for name, one in self._beats.items()}
+
+    def __getitem__(self, name: str) -> Expected:
+        return self._beats[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._beats)
+
+    def __len__(self) -> int:
+        return len(self._beats)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._beats.items()))
+
+    def __repr__(self) -> str:
+        return f"Beats({', '.join(self._beats)})"
+
+
+def check_beat(name: object) -> str:
+    """Return the name of a beat, or refuse it."""
+    return check_name(name, "name", 128)
+
+
+class BeatReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The payload of a task for `beat:<name>`."""
+
+    came_ms: int | None = None
+    """When a beat came."""
+    expected: Expected | None = None
+    """When the next ones are expected from now on."""
+    deadline_ms: int | None = None
+    """The deadline that this task watches; no beat may have come since it was set."""
+
+
+class BeatState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What is known about one beat."""
+
+    expected: Expected
+    last_ms: int = 0
+    """When the last beat came; 0 before the first."""
+    deadline_ms: int = 0
+    """Until when the next one must come."""
+    episodes: dict[str, Episode] = {}
+
+
+def after_report(
+    name: str, state: BeatState | None, report: BeatReport, default: Expected | None, channels: Channels, now_ms: int
+) -> tuple[BeatState, list[Decided]]:
+    """Return what is known about a beat after a report, and what to tell. A repeated report changes nothing.
+
+    Refuse a beat of which nobody has said when it is expected.
+    """
+    expected = report.expected or (default if state is None else state.expected)
+    if expected is None:
+        raise InvalidInput(f"nobody has said when the beat {name!r} is expected; give every or cron with it")
+    before = state or BeatState(expected)
+    after = msgspec.structs.replace(before, expected=expected)
+    episodes = Episodes(before.episodes)
+    decided: list[Decided] = []
+
+    def tell(at_ms: int, *, bad: bool) -> None:
+        last = f"the last beat came at {moment(before.last_ms)}" if before.last_ms else "it never came"
+        told = Signal(f"{BEAT}:{name}", "missed", bad, at_ms, str(at_ms), schedule=name, reason=last if bad else "")
+        decided.extend(episodes.take(told, channels))
+
+    if report.came_ms is not None and report.came_ms > before.last_ms:
+        tell(report.came_ms, bad=False)
+        deadline_ms = expected.deadline_ms(report.came_ms)
+        after = msgspec.structs.replace(after, last_ms=report.came_ms, deadline_ms=deadline_ms)
+    elif report.deadline_ms is not None and report.deadline_ms == before.deadline_ms:
+        tell(report.deadline_ms, bad=True)
+        after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
+    elif expected != before.expected or not before.deadline_ms:
+        after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
+    return msgspec.structs.replace(after, episodes=episodes.known), decided

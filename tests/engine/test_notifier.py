@@ -1,0 +1,376 @@
+"""Notices of recorded runs: what a node tells of its partitions and of what it sees, and what the leader does."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from mainspring.engine import notifier
+from mainspring.engine.notifier import NoticeOptions, Notifier
+from mainspring.engine.partition import Partition
+from mainspring.model.delivery import Dead, Response
+from mainspring.model.errors import InvalidInput, NotFound, Unavailable
+from mainspring.model.ids import idh_of
+from mainspring.model.notice import Beats, Channels
+from mainspring.model.run import Run, RunDetails, RunRecord
+from mainspring.model.workers import WorkerInfo
+from mainspring.sinks.http import HttpOptions, HttpSink
+from mainspring.sinks.notify import BeatSink, NotifySink
+from mainspring.store import members
+from mainspring.store.keys import partition_of
+from mainspring.store.notices import ENTRIES_AT_ONCE, Notices
+from mainspring.store.owner import fire
+from mainspring.store.store import Store
+from mainspring.store.verify.checks import verify
+from mainspring.testing.ticker import Ticker
+from tests.support.web_receiver import Receiver, receiving
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+
+class Scene:
+    """A node with a notifier and a receiver of its notices; runs are recorded as an owner records them."""
+
+    def __init__(self, ticker: Ticker, receiver: Receiver, channels: Channels) -> None:
+        self.ticker, self.receiver, self.channels = ticker, receiver, channels
+        self.unavailable: set[str] = set()
+        self.notifier = self.fresh()
+
+    def fresh(self, *, leads: bool = False, **options: Any) -> Notifier:
+        """Return the notifier of a node that has just started."""
+        given = NoticeOptions(self.channels, **options)
+        made = Notifier(self.ticker.store, self.ticker.engine.owned, given, lambda: self.unavailable)
+        made.leads = lambda: leads
+        return made
+
+    def partition_of(self, name: str) -> Partition:
+        return self.ticker.engine.owned[partition_of(name, len(self.ticker.store.keys))]
+
+    async def record(self, *records: RunRecord | Run, partition: str = "nightly") -> None:
+        owner = self.partition_of(partition)
+        self.ticker.clock.advance(ms=1)
+        runs = [one if isinstance(one, Run) else Run(one) for one in records]
+        work = fire.Commit(owner.number, owner.token, owner.seq + 1, 0, 0, [], [], [], [], runs=runs)
+        assert await fire.commit(self.ticker.store, work) == "ok"
+        owner.seq += 1
+
+    def run(self, end: Any = "done", schedule: str = "nightly", **more: Any) -> RunRecord:
+        now_ms = self.ticker.clock.now_ms()
+        id = f"{schedule}@{now_ms}"
+        fields: dict[str, Any] = {
+            "idh": idh_of(id), "attempt": 1, "due_ms": now_ms - 20, "began_ms": now_ms - 10, "ended_ms": now_ms,
+            "target": "https://shop.example/run", "by": "node-1", "id": id, "planned_ms": now_ms,
+        }  # fmt: skip
+        return RunRecord(end=end, **fields | more)
+
+    async def look(self, one: Notifier | None = None) -> None:
+        """Let the notifier look until nothing is left, and what it puts go out."""
+        while await (one or self.notifier).step() == 0.0:
+            pass
+        await self.ticker.turn()
+
+    async def minute(self) -> None:
+        await self.ticker.advance(minutes=1)
+
+    @property
+    def titles(self) -> list[str]:
+        return [json.loads(one.body)["title"] for one in self.receiver.requests]
+
+    @property
+    def notices(self) -> list[dict[str, Any]]:
+        return [notice for one in self.receiver.requests for notice in json.loads(one.body)["notices"]]
+
+
+@pytest.fixture
+def receiver() -> Iterable[Receiver]:
+    with receiving() as one:
+        yield one
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[HttpSink]:
+    made = HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def stage(tickers: Tickers, store: Store, receiver: Receiver, http: HttpSink) -> Callable[..., Awaitable[Scene]]:
+    async def make(beats: object = None, handlers: Any = None, workers: bool = False, **table: Any) -> Scene:
+        channels = Channels.read({"ops": {"url": receiver.url, **table}})
+        sinks = {"notify": NotifySink(channels, http, "shop"), "beat": BeatSink(channels, Beats.read(beats or {}))}
+        ticker = await tickers(sinks=sinks, handlers=handlers, workers=workers)
+        for sink in sinks.values():
+            sink.store = Notices(ticker.store)
+        await ticker.turn()
+        scene = Scene(ticker, receiver, channels)
+        await scene.look()
+        return scene
+
+    return make
+
+
+@pytest.fixture
+async def scene(stage: Callable[..., Awaitable[Scene]]) -> Scene:
+    return await stage()
+
+
+Stage = Callable[..., Awaitable[Scene]]
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_schedule_that_fails_and_recovers_is_told_once_each(scene: Scene, store: Store) -> None:
+    for end in ("done", "retry", "dead", "done", "done"):
+        await scene.record(scene.run(end, reason="HTTP 500"))
+        await scene.look()
+        await scene.minute()
+    assert scene.titles == ["schedule:nightly failed", "schedule:nightly recovered"]
+    assert not (await verify(store)).reported
+
+
+async def test_the_notice_has_the_answer_of_the_receiver(scene: Scene) -> None:
+    response = Response(503, (("retry-after", "7"),), b"too <busy>", 12)
+    await scene.record(Run(scene.run("dead", code=503, reason="HTTP 503"), RunDetails(response)))
+    await scene.look()
+    await scene.minute()
+    [one] = scene.notices
+    assert (one["code"], one["body"], one["headers"]) == (503, "too <busy>", [["retry-after", "7"]])
+    assert one["task"].startswith("nightly@")
+
+
+async def test_runs_recorded_before_anybody_wanted_notices_are_not_told(stage: Stage) -> None:
+    scene = await stage()
+    partition = scene.partition_of("weekly")
+    keys = scene.ticker.store.keys.partitions[partition.number]
+    await scene.ticker.store.run_one(keys.slot, [("DEL", keys.notes)])
+    await scene.record(scene.run("dead", "weekly"), partition="weekly")
+    new = scene.fresh()
+    await scene.look(new)
+    await scene.record(scene.run("dead", "weekly"), partition="weekly")
+    await scene.look(new)
+    await scene.minute()
+    assert [one["count"] for one in scene.notices] == [1]
+
+
+async def test_a_success_that_was_recorded_between_two_looks_ends_the_episode(scene: Scene) -> None:
+    await scene.record(scene.run("done"))
+    await scene.record(scene.run("dead"))
+    await scene.record(scene.run("done"))
+    await scene.record(scene.run("dead"), scene.run("done"))
+    await scene.look()
+    await scene.minute()
+    assert sorted(one["kind"] for one in scene.notices) == ["failed", "failed", "recovered", "recovered"]
+
+
+async def test_many_runs_are_followed_in_the_order_in_which_they_were_recorded(scene: Scene) -> None:
+    for number in range(3 * ENTRIES_AT_ONCE):
+        await scene.record(scene.run("dead" if number % 2 == 0 else "done"))
+    await scene.look()
+    await scene.minute()
+    counts = json.loads(scene.receiver.requests[0].body)["counts"]
+    assert counts == {"failed": 3 * ENTRIES_AT_ONCE // 2, "recovered": 3 * ENTRIES_AT_ONCE // 2}
+
+
+async def test_the_next_owner_continues_the_episode(stage: Stage) -> None:
+    scene = await stage(after=2)
+    await scene.record(scene.run("dead"))
+    await scene.look()
+    successor = scene.fresh()
+    await scene.record(scene.run("dead"))
+    await scene.look(successor)
+    await scene.minute()
+    assert scene.titles == ["schedule:nightly failed"]
+    assert scene.notices[0]["count"] == 2
+
+
+class Losing(Notices):
+    """Loses one reply: the server has done it, and the node does not know."""
+
+    def __init__(self, store: Store, call: str, times: int = 1) -> None:
+        super().__init__(store)
+        self.call, self.left = call, times
+
+    def _lose(self, call: str) -> None:
+        if call == self.call and self.left:
+            self.left -= 1
+            raise Unavailable("the reply was lost", sent=True)
+
+    async def put(self, tasks: Any, on_conflict: Any = "keep") -> None:
+        await super().put(tasks, on_conflict)
+        if tasks:
+            self._lose("put")
+
+    async def write_notes(self, partition: Any, before: bytes, after: bytes, changed: Any) -> bool:
+        written = await super().write_notes(partition, before, after, changed)
+        if changed:
+            self._lose("write")
+        return written
+
+
+@pytest.mark.parametrize("call", ["put", "write"])
+async def test_a_node_that_dies_between_notice_and_cursor_tells_once(scene: Scene, call: str) -> None:
+    for end in ("dead", "done"):
+        await scene.record(scene.run(end))
+        scene.notifier._notices = Losing(scene.ticker.store, call)
+        with pytest.raises(Unavailable):
+            await scene.notifier.step()
+        scene.notifier = scene.fresh()
+        await scene.look()
+        await scene.minute()
+    assert scene.titles == ["schedule:nightly failed", "schedule:nightly recovered"]
+
+
+async def test_two_nodes_that_both_believe_to_own_a_partition_tell_once(scene: Scene) -> None:
+    other = scene.fresh()
+    await scene.look(other)  # it has read the cursor
+    await scene.record(scene.run("dead"))
+    await scene.look()
+    await scene.look(other)
+    await scene.record(scene.run("done"))
+    await scene.look(other)
+    await scene.look()
+    await scene.minute()
+    assert [one["kind"] for one in scene.notices] == ["failed", "recovered"]
+
+
+async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: Stage) -> None:
+    scene = await stage()
+    many = 10_000
+    by_partition: dict[int, list[str]] = {}
+    for number in range(many):
+        name = f"s{number}"
+        by_partition.setdefault(scene.partition_of(name).number, []).append(name)
+    for names in by_partition.values():
+        for first in range(0, len(names), 500):
+            await scene.record(*(scene.run("dead", name) for name in names[first : first + 500]), partition=names[0])
+    await scene.look()
+    await scene.minute()
+    await scene.minute()
+    assert scene.titles == ["10000 failed"]
+
+
+async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
+    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), list)
+    silent.leads = lambda: True
+    silent._notices = Losing(store, "read")
+    await scene.record(scene.run("dead"))
+    assert await silent.step() > 1
+    assert silent._known == {}
+
+
+# -- states that a node sees -----------------------------------------------------------------------------------------
+
+
+async def test_an_open_breaker_is_told_once_for_all_nodes_and_its_end_too(scene: Scene) -> None:
+    second = scene.fresh()
+    scene.unavailable = {"https://shop.example"}
+    await scene.look()
+    await scene.look(second)
+    await scene.minute()
+    assert scene.titles == ["https://shop.example unavailable"]
+    scene.unavailable = set()
+    await scene.look()
+    await scene.look(second)
+    await scene.minute()
+    assert scene.titles[1:] == ["https://shop.example recovered"]
+
+
+async def test_jobs_that_no_worker_takes_are_told_and_so_is_the_worker_that_comes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = await stage(workers=True)
+    leader = scene.fresh(leads=True)
+    await scene.ticker.client.put("queue:mail/send", 1)
+    await scene.ticker.turn()
+    # Queues know the server's own time, which no test moves.
+    with monkeypatch.context() as patched:
+        patched.setattr(notifier, "WAITED_MS", 100 * 366 * 86_400_000)
+        await scene.look(leader)
+    await scene.minute()
+    assert scene.titles == []  # a worker may be starting
+    await scene.look(leader)
+    await scene.minute()
+    assert scene.titles == ["queue:mail without a worker"]
+    about = WorkerInfo(id="w", queues={"mail": 1}, lease_ms=600_000)
+    await members.worker_beat(scene.ticker.store, "w/1", about)
+    await scene.look(leader)
+    await scene.minute()
+    assert scene.titles[1:] == ["queue:mail recovered"]
+
+
+async def test_a_target_that_answers_410_is_told(stage: Stage) -> None:
+    scene = await stage(handlers={"target": lambda _: Dead("HTTP 410 Gone", disables=True)})
+    leader = scene.fresh(leads=True)
+    await scene.ticker.client.put("target:shop", 1)
+    await scene.ticker.turn()
+    await scene.ticker.engine.pauses.flush()
+    await scene.look(leader)
+    await scene.minute()
+    assert scene.titles == ["1 dead, 1 stopped"]
+    await scene.ticker.client.pause(target="target:other", mode="drop", reason="a person's own")
+    assert await scene.ticker.client.resume(target="target:shop")
+    scene.ticker.clock.advance(seconds=60)
+    await scene.look(leader)
+    await scene.minute()
+    assert scene.titles[1:] == ["target:shop recovered"]
+
+
+# -- as the leader -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_leader_calls_the_watchdog_once_a_minute_through_a_task(scene: Scene) -> None:
+    leader = scene.fresh(leads=True, watchdog=True)
+    follower = scene.fresh(watchdog=True)
+    for _ in range(12):
+        await scene.look(follower)
+        assert await leader.step() > 0
+        await scene.ticker.advance(seconds=15)
+    calls = [one for one in scene.ticker.deliveries if one.target == "target:mainspring-watchdog"]
+    assert len(calls) in (3, 4)
+    assert len({one.id for one in calls}) == len(calls)
+
+
+async def test_a_beat_of_the_settings_is_missed_even_if_it_never_came(stage: Stage) -> None:
+    tables = {"backup": {"every": "10m", "grace": "0s"}}
+    scene = await stage(beats=tables)
+    leader = scene.fresh(leads=True, beats=Beats.read(tables))
+    await scene.look(leader)
+    for _ in range(12):
+        await scene.minute()
+    assert scene.titles == ["beat:backup missed"]
+    await scene.ticker.client.beat("backup")
+    for _ in range(3):
+        await scene.minute()
+    assert scene.titles[1:] == ["beat:backup recovered"]
+
+
+async def test_a_beat_of_which_nobody_has_said_anything_is_not_taken(scene: Scene) -> None:
+    client = scene.ticker.client
+    with pytest.raises(NotFound, match="say when it is expected"):
+        await client.beat("backup")
+    with pytest.raises(InvalidInput, match="give one of them"):
+        await client.beat("backup", every="1h", cron="* * * * *")
+    await client.beat("backup", every="1h")
+    await scene.ticker.turn()
+    await client.beat("backup")
+    await scene.ticker.turn()
+    [deadline] = (await client.list()).tasks
+    assert (deadline.id, deadline.target) == ("beat/backup", "beat:backup")
+
+
+# -- with a real engine --------------------------------------------------------------------------------------------
+
+
+async def test_runs_that_an_engine_makes_are_told(stage: Stage) -> None:
+    answers: list[Any] = [Dead("HTTP 500"), Dead("HTTP 500"), None, None]
+    scene = await stage(handlers={"log": lambda _: answers.pop(0)})
+    await scene.ticker.client.schedules.add("poll", every="1m", target="log:")
+    for _ in range(4):
+        await scene.minute()
+        await scene.look()
+    await scene.minute()
+    assert scene.titles == ["schedule:poll failed", "schedule:poll recovered"]
+    assert scene.notices[0]["reason"] == "HTTP 500"
