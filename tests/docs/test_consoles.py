@@ -27,7 +27,7 @@ CLUSTER = "it needs a cluster under load; tests/store/redis/test_resharding.py h
 NOT_RUN = {
     ("README.md", "python3 -m venv"): INDEX,
     ("README.md", "pip install"): INDEX,
-    ("README.md", "make serve"): "it takes port 8000; tests/tools starts the same",
+    ("README.md", "make serve"): "it takes port 8000; tests/cli/test_serve.py runs what it runs",
     ("README.md", "make test"): "it runs this test",
     ("docs/benchmarks.md", "make bench"): MEASURES,
     ("docs/demo.md", "mainspring demo"): "it needs a Kafka broker; tests/demo has one",
@@ -43,7 +43,7 @@ NOT_RUN = {
     ("docs/tutorial.md", "python3 -m venv"): INDEX,
     ("docs/tutorial.md", "pip install"): INDEX,
     ("docs/tutorial.md", ".venv/bin/python -m asyncio"): PROMPT,
-    ("docs/tutorial.md", "make serve"): "it takes port 8000; tests/tools starts the same",
+    ("docs/tutorial.md", "make serve"): "it takes port 8000; tests/cli/test_serve.py runs what it runs",
 }
 """Commands that cannot be run here, by page and beginning, each with the reason."""
 

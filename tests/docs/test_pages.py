@@ -168,6 +168,7 @@ def test_code_fits_a_terminal_of_80_columns(page: Path) -> None:
 
 
 def test_every_kind_of_block_has_a_test() -> None:
+    assert not [page.name for page in PAGES if text_of(page).count("```") != 2 * len(FENCE.findall(text_of(page)))]
     kinds = {kind for page in PAGES for kind, _ in FENCE.findall(text_of(page)) if "decisions" not in page.parts}
     assert kinds <= {"", "console", "crontab", "ini", "json", "python", "text", "toml"}
 
