@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mainspring.client.client import Client
-from mainspring.engine import acks as acks_module
+from mainspring.engine import dispatcher as dispatcher_module
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Outcome, Retry
@@ -457,7 +457,7 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
 async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
     fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acks_module, "POLL_S", 3_600.0)
+    monkeypatch.setattr(dispatcher_module, "POLL_S", 3_600.0)
     store = await Store.open(fleet.url, namespace=namespace, partitions=2)
     engine = Engine(store, {})
     await engine.start()

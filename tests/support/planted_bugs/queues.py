@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from mainspring.engine.acks import WorkerAcks
+from mainspring.engine.dispatcher import WorkerAcks
 from mainspring.engine.partition import CommitCall, Partition
 
 from .kinds import Mutation, Patch, Rewrite
