@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mainspring import roles
-from mainspring.model.delivery import Failure
+from mainspring.model.delivery import EXPIRED, Failure
 from mainspring.roles import Failures
 
 
@@ -214,15 +214,26 @@ async def test_every_failed_run_is_logged_with_its_message_and_the_first_with_it
     await failures.aclose()
 
 
-async def test_failed_runs_without_end_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("target", ["queue:mail/send", "command:backup"])
+async def test_a_handler_that_fails_without_end_has_a_line_for_every_attempt_and_one_traceback(
+    caplog: pytest.LogCaptureFixture, target: str
+) -> None:
     failures = Failures()
     for number in range(1_000):
-        failures.report(run_failure(number))
+        failures.report(run_failure(number, target, outcome="dead" if number % 2 else "retry"))
     await failures.aclose()
-    assert len(caplog.records) == roles.FIRST_RUNS + 1
-    last = caplog.records[-1].getMessage()
-    assert "queue:mail/send, ValueError in raised (test_error_handler.py:" in last
-    assert last.endswith("900 more failed attempts; the last: task task-999, ValueError: no stock for order 999")
+    assert [record.__dict__["task"] for record in caplog.records] == [f"task-{number}" for number in range(1_000)]
+    assert all(f"no stock for order {number}" in caplog.records[number].getMessage() for number in range(1_000))
+    assert [record.exc_info is not None for record in caplog.records] == [True] + [False] * 999
+
+
+async def test_tasks_that_expire_in_a_queue_are_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    for number in range(1_000):
+        failures.report(run_failure(number, error=EXPIRED, exception=None, outcome="dead"))
+    await failures.aclose()
+    assert len(caplog.records) == roles.FIRST_DEAD + 1
+    assert "queue:mail: 995 more tasks died" in caplog.records[-1].getMessage()
 
 
 async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +244,7 @@ async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) 
     assert "order 0" not in caplog.text
     assert "attempt 1 failed: hidden" in caplog.text
     assert "in raised" in caplog.text
-    assert "1 more failed attempts" in caplog.text
+    assert "attempt 1 failed: hidden" in caplog.records[1].getMessage()
 
 
 async def test_what_others_wrote_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -320,4 +320,5 @@ def node_report(member: Member, view: ClusterView, holdings: list[Holding]) -> d
         "in_flight": about.in_flight,
         "lag_ms": about.lag_ms,
         "delivered": about.delivered,
+        "lacks": about.lacks,
     }

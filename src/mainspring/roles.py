@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
-from .model.delivery import ErrorHandler, Failure
+from .model.delivery import ErrorHandler, Failure, was_sent
 from .model.errors import StoreError, WrongFormat
 from .model.explain import moment
 from .model.targets.names import receiver_of, shown_target
@@ -100,14 +100,32 @@ class Loop:
             return
 
 
+class Loops:
+    """The loops of an engine's roles, made before the roles so that each can wake the others.
+
+    A loop gets its step when it is started; until then `wake` has no effect.
+    """
+
+    def __init__(self, lease_s: float = 5.0) -> None:
+        # Retry soon after a failure: it may concern one server of many, and the others have work.
+        self.keep = Loop("keeper", max_backoff_s=min(2.0, lease_s / 4))
+        self.read = Loop("lookahead", max_backoff_s=0.25)
+        self.fire = Loop("dispatcher", max_backoff_s=0.05)
+        self.plan = Loop("planner", max_backoff_s=0.5)
+        self.sweep = Loop("sweeper")
+        self.pause = Loop("pauses", max_backoff_s=0.5)
+        self.permit = Loop("permits", max_backoff_s=0.5)
+        self.notify = Loop("notifier")
+
+    def __iter__(self) -> Iterator[Loop]:
+        return iter((self.keep, self.read, self.fire, self.plan, self.sweep, self.pause, self.permit, self.notify))
+
+
 QUIET_S: Final = 10.0
 """Seconds after the first logged failure of a receiver in which further failures are only counted."""
 
 FIRST_DEAD: Final = 5
 """Dead tasks logged one by one before they are summed up: someone may be waiting for each."""
-
-FIRST_RUNS: Final = 100
-"""Failed runs of one handler, with one exception from one line, that are logged before the rest is summed up."""
 
 TRACE_EVERY_S: Final = 60.0
 """Seconds between logged tracebacks of the same handler or receiver, exception type and line."""
@@ -120,8 +138,8 @@ _MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died"
 
 
 class FailureLog:
-    """Logs failures if there is no error handler: runs of a handler one by one up to a bound, the first failure of a
-    receiver, and then a sum every few seconds.
+    """Logs failures if there is no error handler: every attempt of a handler or command, the first failure of any
+    other receiver, and then a sum every few seconds.
 
     A failure that is retried is a warning; a dead task, or one that parks its lane, is an error. `redacted` keeps texts
     of receivers and handlers out of the log: they may contain what the receiver was sent.
@@ -134,7 +152,10 @@ class FailureLog:
         """When the traceback of each exception was last logged; the latest last."""
 
     def take(self, failure: Failure) -> None:
-        receiver, most = self._throttle(failure)
+        if failure.target.startswith(_RUNS) and was_sent(failure.error):
+            self._log(failure, failure.target)
+            return
+        receiver = receiver_of(failure.target)
         key = (receiver, failure.outcome)
         tally = self._open.get(key)
         if tally is None:
@@ -144,7 +165,7 @@ class FailureLog:
             if tally.timer is None:
                 tally.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
         tally.seen += 1
-        if tally.seen <= most:
+        if tally.seen <= (1 if failure.outcome == "retry" else FIRST_DEAD):
             self._log(failure, receiver)
         else:
             tally.unreported += 1
@@ -170,15 +191,8 @@ class FailureLog:
         if again:
             # It kept failing: log the next sum after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
-            fresh.seen = FIRST_RUNS
+            fresh.seen = FIRST_DEAD
             fresh.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
-
-    def _throttle(self, failure: Failure) -> tuple[str, int]:
-        """Return the name under which a failure is counted, and how many of that name are logged one by one."""
-        if failure.target.startswith(_RUNS) and not self._redacted:
-            error = failure.exception
-            return failure.target if error is None else f"{failure.target}, {placed(error)}", FIRST_RUNS
-        return receiver_of(failure.target), 1 if failure.outcome == "retry" else FIRST_DEAD
 
     def _why(self, failure: Failure) -> str:
         return escape((failure.brief if self._redacted else "") or failure.error)

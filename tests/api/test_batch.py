@@ -3,15 +3,18 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from mainspring.api import batch
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.testing.balance import balance
+from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import LATER, Api, serving_api
 
@@ -133,6 +136,37 @@ async def test_a_batch_that_was_cut_is_completed_when_it_is_sent_again(api: Api)
         await forget_ids(api)
         summary = (await api.batch(lines, answers, idempotency_key="k" + answers)).lines[-1]["summary"]
         assert (summary["kept"], summary["created"]) == (4_500, 500)
+
+
+async def test_lines_that_were_written_just_before_a_crash_are_not_written_again_once_their_ids_may_be_forgotten(
+    api: Api, server: Server
+) -> None:
+    lines = [line(1), line(2, id="own"), line(3, id="lane", lane="l")]
+    store = api.client.store
+    with bad_road(store) as network:
+
+        def marks_after_the_tasks(commands: Sequence[RedisCommand]) -> bool:
+            written = any(calls("put_ids")(earlier) for _, earlier in network.trips)
+            return written and uses("SETRANGE")(commands)
+
+        network.next("never sent", only=marks_after_the_tasks)
+        first = await api.batch(lines, idempotency_key="k")
+    ids = [one["id"] for one in first.lines[:-1]]
+    assert first.lines[-1]["summary"]["complete"] is False
+    early = (await api.batch(lines[:1], idempotency_key="k")).lines
+    assert [one.get("outcome") for one in early[:-1]] == ["kept"], "its id is still known"
+    await forget_ids(api)
+    [name] = server.call("KEYS", "*idem*")
+    two_hours_ago_ms = await store.fresh_ms() - 7_200_000
+    server.call("SETRANGE", name, 0, two_hours_ago_ms.to_bytes(6, "big"))
+    late = (await api.batch([*lines, line(4)], idempotency_key="k")).lines
+    assert [one.get("outcome") for one in late[:-1]] == ["kept", None, None, "created"]
+    for one, id in zip(late[1:3], ids[1:], strict=True):
+        assert one["error"]["type"].endswith(":conflict")
+        assert f"may have been stored as task {id!r}" in one["error"]["detail"]
+    assert await pending(api) == 4, "three of the first request, and line 4"
+    await forget_ids(api)
+    assert (await api.batch([line(1)], idempotency_key="other")).lines[-1]["summary"]["created"] == 1
 
 
 async def test_what_is_remembered_of_a_batch_is_small_and_expires(api: Api, server: Server) -> None:
@@ -351,9 +385,19 @@ async def test_a_batch_of_rubbish_ends_at_the_limit_of_errors_and_the_rest_is_co
     server.call("FLUSHALL")
 
 
-@pytest.mark.parametrize("body", [b"x\n" * 50_000, b'{"target":"null:","at":1900000000000}\n' * 20_000])
+TASK_LINES = b'{"target":"null:","at":1900000000000}\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "most"),
+    [
+        (b"x\n" * 50_000, {}, 8_192),
+        (TASK_LINES * 20_000, {}, 8_192),
+        (TASK_LINES * 20_000, {"idempotency_key": "k"}, 1_024),
+    ],
+)
 async def test_others_have_their_turn_between_a_few_thousand_lines(
-    server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch
+    server: Server, body: bytes, headers: dict[str, str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = 0
     taken: list[tuple[int, int]] = []
@@ -372,12 +416,49 @@ async def test_others_have_their_turn_between_a_few_thousand_lines(
     monkeypatch.setattr(batch.Lines, "take", counted)
     async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_batch_errors=1_000_000)) as api:
         others = asyncio.create_task(turn())
-        summary = (await api.batch(body)).lines[-1]["summary"]
+        summary = (await api.batch(body, **headers)).lines[-1]["summary"]
         others.cancel()
         assert summary["lines"] == body.count(b"\n")
-    assert max(lines for lines, _ in taken) <= batch.PORTION_LINES
+    assert max(lines for lines, _ in taken) <= most
     assert len({at for _, at in taken}) == len(taken), "others ran between any two portions"
     server.call("FLUSHALL")
+
+
+async def test_lines_after_the_last_allowed_one_are_counted_and_not_cut_apart(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = 0
+    portions = batch._portions
+
+    def counted(*given: Any) -> Iterator[bytes]:
+        nonlocal cut
+        for portion in portions(*given):
+            cut += 1
+            yield portion
+
+    monkeypatch.setattr(batch, "_portions", counted)
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, **LIMITS)) as api:  # type: ignore[arg-type]
+        summary = (await api.batch(b"\n" * 1_900_000)).lines[-1]["summary"]
+    assert (summary["skipped"], summary["next_line"]) == (1_895_000, 5_001)
+    assert cut < 20, "one portion with lines that are looked at, and one for each piece of the body"
+    server.call("FLUSHALL")
+
+
+async def test_ids_of_runs_are_refused_together_and_change_no_run(api: Api) -> None:
+    assert (await api.post("/v1/schedules", {"name": "nightly", "cron": "0 3 * * *", "target": "null:"})).status == 201
+    [run] = (await api.get("/v1/tasks")).json["tasks"]
+    lines = [line(1, id=run["id"]), line(2, id="free"), line(3, id="nightly@2030-01-01T03:00:00Z", lane="l")]
+    puts: list[int] = []
+    with bad_road(api.client.store) as network:
+        for rule in ("keep", "replace", "reject"):
+            told = (await api.batch([*lines[::2] * 500, lines[1]], f"?on_conflict={rule}")).lines
+            assert told[-1]["summary"]["failed"] == 1_000 + (rule == "reject")
+            assert all("is that of a run of schedule 'nightly'" in one["error"]["detail"] for one in told[:1_000])
+            puts.append(sum(uses("HEXISTS")(commands) for _, commands in network.trips))
+    assert puts[-1] <= 6, "the lines of a portion are looked at together"
+    assert (await api.post("/v1/tasks", lines[0])).problem == "conflict"
+    assert (await api.get(f"/v1/tasks/{quote(run['id'], safe='')}")).json["due_ms"] == run["due_ms"]
+    assert await pending(api) == 2
 
 
 async def test_answers_that_fill_their_memory_end_the_batch(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

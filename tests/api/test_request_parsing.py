@@ -22,7 +22,7 @@ from mainspring.model.task import Task
 from mainspring.model.times import instant_ms
 
 NOW = 1_800_000_000_000
-REPEATS = Repeats(b"s", BatchQuery(), NOW, lambda *_: False)
+REPEATS = Repeats(b"s", BatchQuery(), NOW, lambda *_: False, lambda *_: False)
 ANYBODY = ApiKey("k", "k", "admin", "", 0)
 
 values = st.recursive(

@@ -16,6 +16,7 @@ from mainspring.model.task import Task
 from mainspring.store import records
 from mainspring.store.access import list_keys
 from mainspring.store.keys import partition_of
+from mainspring.store.records import KeptAnswer
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from tests.support.api_calls import LATER, Answer, Api, serving_api
@@ -353,12 +354,19 @@ async def test_explain_says_why_a_task_has_not_run(api: Api) -> None:
 # -- change ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_task_is_cancelled_and_a_second_cancel_says_so(api: Api) -> None:
-    await put(api, id="a")
-    first, again = await api.delete("/v1/tasks/a"), await api.delete("/v1/tasks/a")
-    assert (first.status, first.json) == (200, {"id": "a", "outcome": "cancelled"})
-    assert again.status in (404, 409)
-    assert (await api.client.get("a")).state in ("cancelled", "unknown")
+@pytest.mark.parametrize(("lane", "query"), [(None, ""), (None, "?lane="), ("l", ""), ("l", "?lane=l")])
+async def test_a_cancelled_task_is_cancelled_and_a_second_cancel_says_the_same(
+    api: Api, lane: str | None, query: str
+) -> None:
+    await put(api, id="a", lane=lane)
+    bound = await api.key("operator", targets=("null:",))
+    for _ in range(3):
+        cancelled = await api.delete(f"/v1/tasks/a{query}")
+        assert (cancelled.status, cancelled.json) == (200, {"id": "a", "outcome": "cancelled"})
+    assert (await api.client.get("a")).state == "cancelled"
+    other = await api.delete(f"/v1/tasks/a{query}", authorization=f"Bearer {bound}")
+    assert other.status == 404, "nobody knows any more whether the key may see it"
+    assert (await api.delete(f"/v1/tasks/never{query}")).status == 404
 
 
 async def test_a_task_without_an_id_is_cancelled_by_its_handle(api: Api) -> None:
@@ -406,6 +414,34 @@ async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
     assert (await api.client.count()).pending == 1
     third = await api.post("/v1/tasks", body, idempotency_key="k")
     assert (third.body, third.headers["idempotency-replayed"]) == (again.body, "true")
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_request_whose_answer_was_lost_is_not_repeated_once_its_id_may_be_forgotten(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch, *, forgotten: bool
+) -> None:
+    body = {"target": "null:", "after": "3h"}
+
+    async def lost(*_: Any, **__: Any) -> None:
+        raise Unavailable("the connection broke", sent=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "keep_answer", lost)
+        assert (await api.post("/v1/tasks", body, idempotency_key="k")).status == 503
+    [name] = server.call("KEYS", "*idem*")
+    claim = msgspec.msgpack.decode(bytes(server.call("GET", name)), type=KeptAnswer)
+    two_hours_ago = msgspec.structs.replace(claim, claimed_ms=claim.claimed_ms - 7_200_000)
+    server.call("SET", name, msgspec.msgpack.encode(two_hours_ago), "KEEPTTL")
+    if forgotten:
+        for keys in api.client.store.keys.partitions:
+            await api.client.store.run_one(keys.slot, [("DEL", keys.ids)])
+    again = await api.post("/v1/tasks", body, idempotency_key="k")
+    if forgotten:
+        assert (again.status, again.problem) == (409, "conflict")
+        assert "may have been stored as task 'idem-" in again.json["detail"]
+    else:
+        assert (again.status, again.json["outcome"]) == (201, "created")
+    assert (await api.client.count()).pending == 1
 
 
 async def test_pending_tasks_are_counted(api: Api) -> None:

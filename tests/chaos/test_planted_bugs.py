@@ -93,7 +93,6 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "lane-goes-on-at-the-hand-off": ("lane-through-workers", "lane"),
     "hand-off-without-done-bits": ("finished-work-at-a-hand-over", "repeated"),
     "no-lock-on-the-id": ("two-tasks-of-one-id", "books"),
-    "hand-off-before-retries": ("failure-just-before-a-hand-off", "lost"),
     "queued-id-forgotten": ("id-of-a-task-that-waits-in-its-queue", "key"),
     # schedules
     "next-run-put-at-commit": ("schedule-runs-and-ends", "lost"),

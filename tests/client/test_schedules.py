@@ -20,6 +20,7 @@ from mainspring.model.schedule.definition import check_definition
 from mainspring.model.schedule.input import define, local_ms
 from mainspring.model.schedule.recurrence import Recurrence, _slots
 from mainspring.model.schedule.view import ScheduleView
+from mainspring.model.task import OnConflict, Task
 from mainspring.node.schedule_file import carry_out, plan
 from mainspring.store.keys import partition_of
 from mainspring.store.schedules import sketch_apart
@@ -49,6 +50,24 @@ async def view_of(client: Client, name: str) -> ScheduleView:
 
 def at(*seconds: int) -> tuple[int, ...]:
     return tuple(START_MS + second * 1000 for second in seconds)
+
+
+@pytest.mark.parametrize("seconds", [10, 20])
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "reject"])
+async def test_the_id_of_a_run_cannot_be_taken_before_it_or_beside_it(
+    ticker: Ticker, client: Client, on_conflict: OnConflict, seconds: int
+) -> None:
+    await client.schedules.add("beat", every="10s", target="log:", payload="run")
+    taken = f"beat@2027-01-15T08:00:{seconds}Z"
+    for lane in (None, "l"):
+        with pytest.raises(Conflict, match="is that of a run of schedule 'beat'; choose another"):
+            await client.put("log:", "other", at=at(seconds)[0], id=taken, lane=lane, on_conflict=on_conflict)
+    others = [Task("log:", i, at=at(1)[0], id=id) for i, id in enumerate(("a", taken, "beta@2027-01-15T08:00:10Z"))]
+    with pytest.raises(Conflict) as caught:
+        await client.put_many(others, on_conflict=on_conflict)
+    assert [None if one is None else one.outcome for one in caught.value.handles or ()] == ["created", None, "created"]
+    came = await ticker.advance(seconds=25)
+    assert sorted(str(one.value()) for one in came) == ["0", "2", "run", "run"]
 
 
 async def test_a_schedule_runs_again_and_again_at_its_times(ticker: Ticker, client: Client) -> None:

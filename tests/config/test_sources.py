@@ -117,7 +117,7 @@ WRONG_FILES = [
 
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize(("content", "told"), [one[1:] for one in WRONG_FILES], ids=[one[0] for one in WRONG_FILES])
-def test_a_secret_that_is_not_in_its_file_is_told_with_the_variable_and_the_file(
+def test_an_error_about_a_missing_secret_names_the_variable_and_the_file(
     tmp_path: Path, name: str, content: bytes | None, told: str
 ) -> None:
     file = tmp_path / "secret"
@@ -131,13 +131,13 @@ def test_a_secret_that_is_not_in_its_file_is_told_with_the_variable_and_the_file
         Config.load({}, {})
 
 
-def test_a_secret_in_the_home_of_nobody_is_told_too() -> None:
+def test_a_secret_in_the_home_of_an_unknown_user_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match="MAINSPRING_KAFKA_FILE: cannot read '~no-such-user/kafka'"):
         Config.load({}, {"MAINSPRING_KAFKA_FILE": "~no-such-user/kafka"})
 
 
 @pytest.mark.parametrize(("content", "told"), [(None, "cannot read"), ("", "is empty"), ("# none\n", "is empty")])
-def test_a_file_of_api_keys_without_any_is_told_with_its_variable(
+def test_an_error_about_an_empty_file_of_api_keys_names_its_variable(
     tmp_path: Path, content: str | None, told: str
 ) -> None:
     file = tmp_path / "keys"
@@ -177,23 +177,26 @@ def test_a_credential_provider_is_named_or_given_and_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "secret"),
+    ("address", "secret", "value"),
     [
-        ('api_url = "https://evil.example"', "MAINSPRING_API_TOKEN"),
-        ('redis_url = "redis://evil"', "MAINSPRING_CREDENTIALS"),
+        ('api_url = "https://evil.example"', "MAINSPRING_API_TOKEN", "msk_0"),
+        ('redis_url = "redis://evil"', "MAINSPRING_CREDENTIALS", "no.such.module:login"),
+        ('kafka_url = "kafka://evil"', "MAINSPRING_KAFKA", '{"sasl.password": "secret"}'),
     ],
 )
-def test_a_secret_is_not_sent_to_an_address_that_the_folder_names(tmp_path: Path, address: str, secret: str) -> None:
+def test_a_secret_is_not_sent_to_an_address_that_the_folder_names(
+    tmp_path: Path, address: str, secret: str, value: str
+) -> None:
     (tmp_path / "mainspring.toml").write_text(f"{address}\n")
     name = address.partition(" ")[0]
-    given = {secret: "msk_0" if secret.endswith("TOKEN") else "no.such.module:login"}
+    given = {secret: value}
     refused = run("task", "get", "x", cwd=tmp_path, **given)
     assert refused.returncode == 2
     for part in (
         f"{name} is from mainspring.toml line 1",
         f"environment {secret}",
         "--config mainspring.toml",
-        "--url",
+        f"MAINSPRING_{name.upper()}",
     ):
         assert part in refused.stderr
     assert (

@@ -82,14 +82,3 @@ def test_warnings(row: list[str]) -> None:
     usual_attempt_ms = 1_000 if "default-retries" in row[0] else None
     found = lint(recurrence, now_ms, worst=worst, usual_attempt_ms=usual_attempt_ms)
     assert set(code(row[0])) <= {finding.code for finding in found}
-
-
-def test_python() -> None:
-    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    setup, *questions = re.split(r"^(?=office\.)", block, flags=re.MULTILINE)
-    names: dict[str, object] = {}
-    exec(setup, names)  # noqa: S102
-    assert len(questions) == 3
-    for question in questions:
-        asked, _, answer = question.strip().partition("  # -> ")
-        assert repr(eval(asked, names)) == answer  # noqa: S307

@@ -15,10 +15,9 @@ import pytest
 
 from mainspring import Config, RetryPolicy, Scheduler, SyncClient, embedded
 from mainspring.testing import Ticker
-from mainspring.testing.servers import wait_until
 from tests.support.pages import blocks
 from tests.support.paths import ROOT
-from tests.support.serving import ENVIRON, serving
+from tests.support.serving import serving
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -102,24 +101,6 @@ def test_the_quickstart_prints_its_line_beside_a_running_node_every_time(tmp_pat
             )
             assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID["quickstart"]), ended.stderr
         assert (node.end(), node.lines) == (0, [])
-
-
-def test_the_program_of_the_readme_prints_what_the_readme_says(tmp_path: Path) -> None:
-    [code] = blocks(ROOT / "README.md", "python")
-    assert sum(map(bool, code.splitlines())) <= 16
-    [shown] = [block for block in blocks(ROOT / "README.md", "console") if "shop.py" in block]
-    expected = shown.splitlines()[1:]
-    (tmp_path / "shop.py").write_text(code, encoding="utf-8")
-    environ = ENVIRON | {"MAINSPRING_DATA_DIR": str(tmp_path / "data"), "PYTHONUNBUFFERED": "1"}
-    printed = tmp_path / "printed"
-    with printed.open("wb") as out:
-        program = subprocess.Popen([sys.executable, "shop.py"], cwd=tmp_path, env=environ, stdout=out, stderr=out)
-    try:
-        # The cron line of the program runs once a minute, which may be before the order expires.
-        wait_until(lambda: set(expected) <= set(printed.read_text().splitlines()), f"{printed}", timeout_s=100)
-    finally:
-        program.terminate()
-        assert program.wait(60) == 0
 
 
 @pytest.mark.parametrize("name", ["plain_script", "threads", "web_app"])

@@ -1,6 +1,10 @@
 """The documentation is true: code runs, commands and links exist, requirements name tests that are there."""
 
 import ast
+import asyncio
+import base64
+import configparser
+import json
 import os
 import re
 import subprocess
@@ -19,8 +23,9 @@ from mainspring.api.asgi import PROBLEMS
 from mainspring.config.config import Config
 from mainspring.config.settings import SETTINGS
 from mainspring.model.errors import MainspringError
+from mainspring.node.schedule_file import read_file
 from mainspring.store.keys import PartitionKeys
-from mainspring.testing.servers import Server
+from mainspring.testing.servers import standalone
 from tests.support.pages import AWAIT, FENCE, blocks, run_as_typed, text_of
 from tests.support.paths import ROOT
 
@@ -55,14 +60,52 @@ async def test_the_tutorial_can_be_typed_as_it_stands(tmp_path: Path, monkeypatc
             await run_as_typed(code, names)
 
 
-async def test_the_reference_of_the_client_answers_what_it_says(
-    mainspring_server: Server, mainspring_namespace: str
+NOT_TYPED = {
+    ("docs/commands.md", "handle = await client.put("): "it needs a worker; tests/worker/test_commands.py has one",
+    (
+        "docs/kafka.md",
+        "from mainspring.testing import kafka",
+    ): "it starts four brokers; tests/sinks/test_kafka_brokers.py has three",
+    ("docs/webhooks.md", "result = await client.run_result("): "it needs a node; tests/sinks/test_webhooks.py has one",
+    ("docs/workers.md", "handle = await expire_order"): "it needs a worker; tests/worker/test_worker.py has one",
+}
+"""Code that cannot be run here, by page and beginning, each with the reason."""
+REFERENCE = [
+    page
+    for page in PAGES
+    if page.parent == ROOT / "docs" and page.stem not in ("testing", "tutorial") and blocks(page, "python")
+]
+
+
+@named(REFERENCE)
+async def test_python_in_the_reference_answers_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Client(mainspring_server.url, namespace=mainspring_namespace, clock=ManualClock()) as client:
-        names: dict[str, Any] = {"client": client}
-        for code in blocks(ROOT / "docs" / "client.md", "python"):
-            if "redis://localhost" not in code:
-                await run_as_typed(code, names)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    left_out = tuple(start for name, start in NOT_TYPED if name == str(page.relative_to(ROOT)))
+    with standalone() as server:
+        names: dict[str, Any] = {"__name__": "page", "url": server.url, "hook": "https://example.com/hook"}
+        async with Client(server.url, clock=ManualClock()) as client:
+            for code in blocks(page, "python"):
+                code = re.sub(r"redis://localhost(:6379)?", server.url, code)
+                if code.startswith("# shop.py"):
+                    (tmp_path / "shop.py").write_text(code)
+                if code.startswith(("# test_", *left_out)):
+                    continue
+                names["client"] = client
+                if "# -> " in code or "await " in code or "async with" in code:
+                    await run_as_typed(code, names)
+                else:  # as in a program without an event loop
+                    await asyncio.to_thread(exec, compile(code, str(page), "exec"), names)
+                if "main" in names:
+                    await names.pop("main")()
+    sys.modules.pop("shop", None)
+
+
+@pytest.mark.parametrize(("page", "start"), NOT_TYPED)
+def test_code_that_is_not_run_is_still_on_its_page(page: str, start: str) -> None:
+    assert any(code.startswith(start) for code in blocks(ROOT / page, "python"))
 
 
 def test_test_files_in_the_docs_pass(tmp_path: Path) -> None:
@@ -85,13 +128,49 @@ def test_test_files_in_the_docs_pass(tmp_path: Path) -> None:
     assert int(passed[1]) >= count, ended.stdout  # more: a class may inherit its tests
 
 
-def test_the_settings_file_of_the_operations_page_is_read(tmp_path: Path) -> None:
+@named([page for page in PAGES if blocks(page, "toml") and page.is_relative_to(ROOT / "docs")])
+def test_settings_and_schedules_in_a_page_are_read(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for toml in blocks(page, "toml"):
+        for secret in re.findall(r'_file = "/?([^"]+)"', toml):
+            (tmp_path / secret).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / secret).write_text("whsec_" + base64.b64encode(bytes(32)).decode())
+        text = toml.replace('_file = "/', '_file = "')
+        file = tmp_path / "mainspring.toml"
+        file.write_text(text)
+        if "[schedules." in text:
+            assert read_file(file).schedules
+        else:
+            assert Config.load({"config": str(file)}, {}) != Config()  # a name that is no setting is refused
+
+
+def test_the_settings_file_of_the_operations_page_says_what_is_read(tmp_path: Path) -> None:
     [toml] = blocks(ROOT / "docs" / "operations.md", "toml")
     file = tmp_path / "mainspring.toml"
     file.write_text(toml)
     config = Config.load({"config": str(file)}, {})
     assert (config.namespace, config.lease_s, config.retry.base_ms) == ("shop", 10.0, 500)
     assert tomllib.loads(toml)["redis_url"] == config.redis_url
+
+
+@named([page for page in PAGES if blocks(page, "json") + blocks(page, "ini")])
+def test_json_and_units_in_a_page_can_be_parsed(page: Path) -> None:
+    for text in blocks(page, "json"):
+        json.loads(text)
+    for text in blocks(page, "ini"):
+        configparser.ConfigParser(interpolation=None).read_string(text)
+
+
+@named([page for page in PAGES if page.is_relative_to(ROOT / "docs") or page.name == "README.md"])
+def test_code_fits_a_terminal_of_80_columns(page: Path) -> None:
+    wide = [line for _, code in FENCE.findall(text_of(page)) for line in code.splitlines() if len(line) > 80]
+    assert not wide
+
+
+def test_every_kind_of_block_has_a_test() -> None:
+    assert not [page.name for page in PAGES if text_of(page).count("```") != 2 * len(FENCE.findall(text_of(page)))]
+    kinds = {kind for page in PAGES for kind, _ in FENCE.findall(text_of(page)) if "decisions" not in page.parts}
+    assert kinds <= {"", "console", "crontab", "ini", "json", "python", "text", "toml"}
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -293,6 +372,8 @@ def test_the_readme_has_the_figures_of_the_benchmarks() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(page("README.md").splitlines()) <= 130
+    [program] = blocks(ROOT / "README.md", "python")
+    assert sum(map(bool, program.splitlines())) <= 16
 
 
 def test_there_is_a_section_on_when_not_to_use_it() -> None:

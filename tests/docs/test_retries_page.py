@@ -1,11 +1,10 @@
 """docs/retries.md is true: its settings are read as it says, its sums are the ones that are computed."""
 
 from pathlib import Path
-from typing import Any
 
 from mainspring.config.config import Config
 from mainspring.model.retry import RetryPolicy
-from tests.support.pages import blocks, run_as_typed
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "retries.md"
@@ -24,9 +23,3 @@ def test_the_settings_of_the_page_are_read(tmp_path: Path) -> None:
 def test_the_line_of_the_page_is_the_shortest_one() -> None:
     [line] = [code.strip() for code in blocks(PAGE, "") if "429=" in code]
     assert str(RetryPolicy.parse(line)) == line
-
-
-async def test_the_sums_of_the_page_are_right() -> None:
-    [code] = [code for code in blocks(PAGE, "python") if "worst_case(" in code]
-    names: dict[str, Any] = {}
-    await run_as_typed(code, names)

@@ -130,7 +130,7 @@ async def test_what_fails_while_a_stop_hands_tasks_off_is_not_done_without_its_r
         pass
     node.ticker.clock.advance(seconds=1)
     with bad_road(node.engine.store) as network:
-        network.next("never sent", "late reply", only=calls("hand_off"))
+        network.next("never sent", "late reply", only=calls("commit"))
         with pytest.raises(Unavailable):
             await node.engine.dispatcher.step()
         async with node.draining():
@@ -171,7 +171,7 @@ async def test_a_drain_raises_that_a_hand_off_failed_and_the_next_one_repeats_it
     ticker.clock.advance(seconds=1)
     with bad_road(ticker.engine.store) as network:
         network.next("lose reply", only=calls("tick"))  # so that the drain finds it begun, and not handed off
-        network.next(fault, only=calls("hand_off"))
+        network.next(fault, only=calls("commit"))
         with pytest.raises(Unavailable):
             await ticker.engine.dispatcher.step()
         with pytest.raises(Unavailable, match="a test broke the network path"):

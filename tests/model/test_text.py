@@ -19,7 +19,7 @@ def test_reasons_of_outcomes_can_be_written_whatever_they_say() -> None:
     assert (Retry("a\udce9").reason, Dead("b\udce9").reason) == ("a?", "b?")
 
 
-def test_an_exception_is_told_even_if_it_cannot_tell_itself() -> None:
+def test_an_exception_is_described_even_if_its_own_text_fails() -> None:
     assert describe(ValueError("bad \udce9")) == "ValueError: bad ?"
     assert describe(KeyError()) == "KeyError"
     assert describe(Unspeakable()) == "Unspeakable, whose message cannot be read"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mainspring.testing.servers import Server, free_port, standalone, wait_until
-from tests.support.serving import run, serving
+from tests.support.serving import Serve, run, serving
 from tests.support.workers import WorkerProcess
 
 Found = dict[str, dict[str, str]]
@@ -59,7 +59,7 @@ def test_a_warning_counts_only_if_it_is_asked_to(server: Server, tmp_path: Path)
     assert examined(tmp_path, server.url, "--strict")[0] == 1
 
 
-def test_a_server_that_is_nearly_full_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_is_nearly_full_is_reported(server: Server, tmp_path: Path) -> None:
     used = server.info("memory")["used_memory"]
     server.call("CONFIG", "SET", "maxmemory", str(int(used) + 100_000))
     _, found = examined(tmp_path, server.url)
@@ -91,7 +91,7 @@ def test_a_wrong_password_is_no_question_of_firewalls(server: Server, tmp_path: 
     assert "firewall" not in found["answers"]["message"]
 
 
-def test_a_broker_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported(server: Server, tmp_path: Path) -> None:
     code, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL=f"kafka://127.0.0.1:{free_port()}")
     assert (code, found["kafka"]["status"]) == (1, "error")
     assert "kafka_url" in found["kafka"]["message"]
@@ -128,6 +128,67 @@ def test_queues_with_tasks_that_no_worker_serves_are_told_with_the_nearest_name(
         message = examined(tmp_path, server.url)[1]["workers"]["message"]
         assert message.startswith("no worker serves mial (1 task; did you mean mail?). Start one")
         worker.remove()
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in ("aiohttp", "confluent_kafka"):
+            return None
+        return super().find_spec(fullname, path, target)
+
+
+sys.meta_path = [Without if one is PathFinder else one for one in sys.meta_path]
+"""
+"""A sitecustomize.py: Python finds no aiohttp and no confluent_kafka, as if they were not installed."""
+
+
+@pytest.fixture
+def without_packages(tmp_path: Path) -> dict[str, str]:
+    """Environment of processes that lack the packages for webhooks and Kafka."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
+    return {"PYTHONPATH": str(tmp_path / "without")}
+
+
+def test_packages_that_this_machine_lacks_are_a_warning_with_the_command_that_installs_them(
+    server: Server, tmp_path: Path, without_packages: dict[str, str]
+) -> None:
+    code, found = examined(tmp_path, server.url, **without_packages)
+    assert (code, found["packages"]["status"]) == (0, "warning")
+    for extra in ("mainspring[http]", "mainspring[kafka]"):
+        assert f"pip install '{extra}'" in found["packages"]["message"]
+    _, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL="kafka://127.0.0.1:1", **without_packages)
+    assert found["kafka"]["message"] == "the library is missing: pip install 'mainspring[kafka]'"
+
+
+def test_what_a_node_elsewhere_lacks_is_told_by_doctor_and_by_explain_before_the_task_is_due(
+    server: Server, tmp_path: Path, without_packages: dict[str, str]
+) -> None:
+    options = ("--redis-url", server.url, "--node-id", "bare", "--kafka-url", "kafka://127.0.0.1:1")
+    node = Serve(tmp_path, *options, environ=without_packages)
+    try:
+        node.wait_started()
+        _, found = examined(tmp_path, server.url)
+        assert found["packages"]["status"] == "ok", "this machine has both"
+        assert found["nodes"]["status"] == "warning"
+        assert "node bare cannot deliver to http:, https:, kafka:" in found["nodes"]["message"]
+        hook = {"target": "http://shop.example/hook", "payload": 1, "after": "1h"}
+        said = node.call(f"/v1/tasks/{node.call('/v1/tasks', hook)[1]['id']}/explain")[1]
+        assert said["code"] == "not-due"
+        assert "node bare, which owns its partition, cannot deliver to http: for want of a package" in said["text"]
+        said = node.call(f"/v1/tasks/{node.call('/v1/tasks', hook | {'target': 'log:'})[1]['id']}/explain")
+        assert "package" not in said[1]["text"]
+        assert node.end() == 0
+    finally:
+        if node.process.poll() is None:
+            node.process.kill()
+            node.process.wait()
 
 
 def test_wrong_settings_are_exit_code_2(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def test_a_node_writes_the_partition_count_again_after_the_server_lost_it(
 
 
 @pytest.mark.parametrize("role", ["scheduler", "api"])
-async def test_a_node_stops_if_the_namespace_was_made_anew_with_another_count(
+async def test_a_node_stops_if_the_namespace_was_made_again_with_another_count(
     emptied: Server, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(config_of(emptied, role), {"null": NullSink()})
@@ -79,7 +79,7 @@ async def test_a_node_stops_if_the_namespace_was_made_anew_with_another_count(
     assert meta(emptied) == [b"1", b"%d" % OTHERS]
 
 
-async def test_a_worker_stops_if_the_namespace_was_made_anew_with_another_count(
+async def test_a_worker_stops_if_the_namespace_was_made_again_with_another_count(
     emptied: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(emptied)
@@ -90,7 +90,7 @@ async def test_a_worker_stops_if_the_namespace_was_made_anew_with_another_count(
     assert "the worker cannot continue: namespace 'main' has" in caplog.text
 
 
-async def test_a_client_that_is_open_is_refused_if_the_namespace_was_made_anew(
+async def test_an_open_client_is_refused_if_the_namespace_was_made_again(
     emptied: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks would wait in partitions that no node owns."""

@@ -93,7 +93,7 @@ def documented_metrics() -> tuple[set[str], set[str]]:
     return set(name.findall(node)), set(name.findall(worker))
 
 
-def test_what_failed_and_what_was_not_wanted_is_told_apart(node: Serve) -> None:
+def test_failures_and_skipped_work_are_counted_apart(node: Serve) -> None:
     put(node, target="https://127.0.0.1:1/", after="1ms", retry="max_attempts=2 base=10ms")
     wait_until(lambda: total(figures(scrape(node)), "mainspring_buried_total") == 1, "it is given up", timeout_s=60)
     wait_until(lambda: total(figures(scrape(node)), "mainspring_dead_total") == 1, "the server knows", timeout_s=60)

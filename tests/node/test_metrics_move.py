@@ -94,7 +94,7 @@ async def test_what_is_held_in_memory_and_what_is_overdue(api: Api, gate: Gate) 
 
 
 @pytest.mark.parametrize("name", ["mainspring_expired_total", "mainspring_buried_total", "mainspring_dead_total"])
-async def test_what_an_alert_waits_for_is_told_as_0_before_it_happens(api: Api, name: str) -> None:
+async def test_counters_that_alerts_watch_start_at_0(api: Api, name: str) -> None:
     text = (await api.get("/metrics")).body.decode()
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
     assert {one.value for one in samples} == {0.0}
@@ -122,7 +122,7 @@ async def _held(api: Api) -> bool:
     return any(one.expires_ms is not None and one.expires_ms < now_ms for one in (await api.client.list()).tasks)
 
 
-async def test_an_open_breaker_is_told(api: Api, gate: Gate) -> None:
+async def test_an_open_breaker_is_counted(api: Api, gate: Gate) -> None:
     gate.open.set()
     for _ in range(4):
         await api.client.put("log:", "fail")
@@ -161,7 +161,7 @@ async def test_partitions_that_are_taken_over_and_lost(api: Api, server: Server,
     await reaches(api, "mainspring_takeovers_total", 5)
 
 
-async def test_a_server_that_is_away_is_told_without_waiting_for_it(api: Api, server: Server) -> None:
+async def test_an_unreachable_server_does_not_delay_a_scrape(api: Api, server: Server) -> None:
     await reaches(api, "mainspring_store_up", 1)
 
     async def away() -> bool:

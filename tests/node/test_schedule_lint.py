@@ -55,7 +55,7 @@ def too_long(**fields: Any) -> list[str]:
     return [finding.message for finding in found if finding.code in ("too-long", "default-retries")]
 
 
-def test_a_run_that_may_outlast_the_interval_is_told_with_the_sum() -> None:
+def test_a_run_that_may_outlast_the_interval_is_reported_with_the_sum() -> None:
     [message] = too_long()
     assert "6 x 3,000 ms + 1,000 ms + 2,000 ms + 4,000 ms + 8,000 ms + 16,000 ms = 49,000 ms" in message
     assert "the next comes after 30,000 ms" in message

@@ -37,7 +37,7 @@ def test_one_that_lives_shorter_than_it_waits_has_not_run_well() -> None:
     assert backoff.after(LONGEST_DELAY_S - 1) == LONGEST_DELAY_S
 
 
-def test_a_config_is_told_by_environment_whatever_file_lies_around(
+def test_children_get_their_settings_from_the_environment_whatever_file_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(

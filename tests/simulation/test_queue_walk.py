@@ -122,7 +122,7 @@ class Walk:
 
     async def lose(self) -> None:
         """The owner's next calls, or the workers', do not get through, or their answers do not."""
-        script = self.dice.choice(("hand_off", "commit", "tick", "queue_take", "queue_finish", "queue_reclaim"))
+        script = self.dice.choice(("commit", "tick", "queue_take", "queue_finish", "queue_reclaim"))
         of_owner = not script.startswith("queue_")
         store = (await self.owner()).store if of_owner else self.store
         with bad_road(store) as road:

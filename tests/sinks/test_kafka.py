@@ -174,7 +174,7 @@ async def test_the_attempt_is_a_header_of_its_own_and_the_key_stays_the_same(kaf
 # -- topics ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_topic_is_told_and_not_created_even_if_the_broker_would(kafka: Broker) -> None:
+async def test_an_unknown_topic_is_reported_and_not_created_even_if_the_broker_would(kafka: Broker) -> None:
     name = f"missing{uuid4().hex[:6]}"
     async with sinking(kafka) as sink:
         [outcome] = await sink.deliver(some(name, 1))

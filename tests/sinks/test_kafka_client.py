@@ -86,7 +86,7 @@ async def test_one_batch_is_over_without_the_others() -> None:
         waiting.cancel()
 
 
-async def test_what_nobody_waits_for_any_more_ends_in_silence() -> None:
+async def test_a_send_that_is_no_longer_awaited_is_dropped() -> None:
     async with line(message_timeout_ms="300000") as made:
         sending = asyncio.create_task(made.send("t", plain(10)))
         await until_queued(made, 10)

@@ -103,7 +103,7 @@ async def test_without_a_broker_the_reason_names_the_setting() -> None:
     assert "kafka_url" in outcome.reason
 
 
-def test_a_missing_library_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_missing_library_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(ConfigError, match=r"mainspring\[kafka\]"):
         KafkaSink(KafkaOptions("kafka://a:1"))

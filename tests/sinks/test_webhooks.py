@@ -172,7 +172,7 @@ async def test_the_result_of_an_earlier_task_is_not_that_of_a_later_one(tickers:
             await ticker.advance(hours=2)  # the id may be used again
 
 
-async def test_a_dead_call_is_told_with_its_last_answer(tickers: Tickers, sink: HttpSink) -> None:
+async def test_a_webhook_that_is_given_up_keeps_its_last_answer(tickers: Tickers, sink: HttpSink) -> None:
     ticker = await tickers(sinks={"http": sink})
     with receiving(lambda _: Answer(404, {}, b"sold")) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s", id="a")

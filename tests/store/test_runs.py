@@ -304,7 +304,9 @@ async def test_a_task_is_found_in_the_history_by_its_id(recorder: Recorder, stor
     await recorder.write(record(store, idh=reference.idh, end="retry"), record(store, 5), partition=reference.home)
     await recorder.write(record(store, idh=reference.idh, attempt=2), partition=reference.home)
     reference = reference._replace(address=None)  # it was due in an hour
-    assert [run.record.attempt for run in await history.runs_of_task(store, reference, 10)] == [2, 1]
+    assert [
+        run.record.attempt for run in (await history.runs_of_task(store, reference, RunFilter(), None, 10)).runs
+    ] == [2, 1]
 
 
 async def test_a_page_that_finds_nothing_ends_after_bounded_work(

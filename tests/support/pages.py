@@ -19,10 +19,15 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 async def run_as_typed(code: str, names: dict[str, Any]) -> None:
-    """Run a block statement by statement, as at the prompt of `python -m asyncio`; `# -> x` is what it must answer."""
+    """Run a block statement by statement, as at the prompt of `python -m asyncio`.
+
+    `# -> x` at the end of a statement, or in the line below, is its answer.
+    """
     lines = code.splitlines()
     for statement in ast.parse(code).body:
-        expected = lines[statement.end_lineno - 1].partition("# -> ")[2] if statement.end_lineno else ""
+        end = statement.end_lineno or 0
+        below = "".join(line for line in lines[end : end + 1] if line.startswith("# -> "))
+        expected = (lines[end - 1] + below).partition("# -> ")[2]
         if isinstance(statement, ast.Expr):
             answer = eval(compile(ast.Expression(statement.value), "page", "eval", AWAIT), names)  # noqa: S307
         else:

@@ -26,7 +26,7 @@ LONG: Final = (
     "tests/engine/test_flow.py", "tests/engine/test_outage.py", "tests/scheduler/test_running.py",
     "tests/store/redis/test_resharding.py", "tests/worker/test_lifecycle.py", "tests/store/redis/test_servers.py",
     "tests/store/redis/test_failover.py", "tests/api/test_serve.py", "tests/store/verify/test_verify_live.py",
-    "tests/api/test_schema.py", "tests/docs/test_guides.py", "tests/chaos/test_planted_bugs.py",
+    "tests/api/test_schema.py", "tests/docs/test_consoles.py", "tests/chaos/test_planted_bugs.py",
     "tests/scheduler/test_leader_and_followers.py", "tests/worker/test_process.py", "tests/worker/test_commands.py",
     "tests/node/test_node.py", "tests/docs/test_examples.py", "tests/store/tasks/test_held_pages.py",
     "tests/cluster/test_cluster.py", "tests/engine/test_many_lanes.py", "tests/scheduler/test_two_processes.py",

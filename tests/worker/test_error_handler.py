@@ -9,13 +9,13 @@ from mainspring.client.client import Client
 from mainspring.model.clock import steady_s
 from mainspring.model.delivery import Failure
 from mainspring.store.codec import HEADER_BYTES
-from mainspring.store.owner.fire import HandOff, hand_off
+from mainspring.store.owner import fire
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 from mainspring.worker.handler import Handler, Registry
 from mainspring.worker.worker import Worker, WorkerOptions
 from tests.support.job_queues import QUEUE, TARGET, HandWorker
-from tests.support.owner import HandOwner, address_of
+from tests.support.owner import HandOwner, address_of, handing_off
 from tests.support.workers import until
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -124,7 +124,7 @@ async def test_it_hears_of_an_entry_that_nobody_can_read(
     [row] = await owner.rows(address.slice)
     damaged = address.pack() + row[:HEADER_BYTES] + b"\xc1"
     touch = await owner.touch(address.slice, done=[0])
-    await hand_off(store, [HandOff(owner.partition, owner.token, 2, 0, [touch], {QUEUE: [damaged]})])
+    await fire.commit(store, handing_off(owner.partition, owner.token, touch, {QUEUE: [damaged]}))
     await worker.taker.step()
     await worker.failures.seen()
     [failure] = told

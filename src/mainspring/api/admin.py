@@ -138,6 +138,8 @@ class ClusterNode(msgspec.Struct):
     in_flight: int
     lag_ms: int
     delivered: int
+    lacks: list[str]
+    """Schemes of targets that it cannot deliver to because a package is missing."""
 
 
 class Cluster(msgspec.Struct):

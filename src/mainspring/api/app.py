@@ -9,7 +9,7 @@ from ..model.audit import Change
 from ..model.errors import MainspringError
 from ..model.targets.url import AllowList
 from ..node.node import Node
-from . import admin, batch, dead, lanes, openapi, schedules, tasks, ticks
+from . import admin, batch, dead, lanes, openapi, runs, schedules, tasks, ticks
 from .asgi import (
     JSON,
     AsgiScope,
@@ -42,6 +42,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *tasks.ROUTES,
     batch.ROUTE,
     *dead.ROUTES,
+    *runs.ROUTES,
     *schedules.ROUTES,
     *lanes.ROUTES,
     *admin.QUEUE_ROUTES,

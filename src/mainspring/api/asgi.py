@@ -167,7 +167,21 @@ INSTANTS: Final = frozenset(
 """Fields of answers that are instants, not spans."""
 
 _VIEWS: Final = frozenset(
-    {"changes", "keys", "lanes", "letters", "nodes", "pauses", "problems", "queues", "revisions", "tasks", "workers"}
+    {
+        "changes",
+        "keys",
+        "lanes",
+        "letters",
+        "nodes",
+        "pauses",
+        "problems",
+        "queues",
+        "revisions",
+        "runs",
+        "stats",
+        "tasks",
+        "workers",
+    }
 )
 """Lists of views in answers. What callers gave, such as payloads, is not looked into."""
 

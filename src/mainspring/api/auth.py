@@ -416,7 +416,7 @@ class Authenticator:
 
         Origin reveals a page of another site; Host reveals one that points its own name at this address.
         """
-        host = headers.get(b"host", b"localhost")
+        host = headers.get(b"host", b"localhost").lower()
         if host not in self._hosts:
             if not self._answers_to(_name_of(host)):
                 raise Problem(
@@ -427,7 +427,7 @@ class Authenticator:
             if len(self._hosts) < _HOSTS_KEPT:
                 self._hosts.add(host)
         origin = headers.get(b"origin")
-        if origin is not None and origin.rpartition(b"/")[2] != host:
+        if origin is not None and origin.partition(b"://")[2].lower() != host:
             raise Problem("forbidden", "a page of another site may not call this API; set access to keys")
 
     def _answers_to(self, name: str) -> bool:

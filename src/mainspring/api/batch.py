@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final, Literal, cast
@@ -18,7 +18,8 @@ from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import timeout_ms
 from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
-from ..store.records import MARK_BYTES, BatchMarks, Claim
+from ..store.records import MARK_BYTES, NO_MARK, BatchMarks, Claim
+from ..store.tasks.put_ids import ids_of_runs
 from .asgi import (
     GUARDED,
     NDJSON,
@@ -33,7 +34,7 @@ from .asgi import (
 )
 from .auth import check_lane, client_of
 from .routes import Call, Route
-from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, task_of, weight_of
+from .tasks import NO_PAYLOAD, NewTask, checked_key, in_doubt, is_simple, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
@@ -66,10 +67,19 @@ class Portion(msgspec.Struct):
 class Repeats:
     """Recognizes lines of a repeated batch by its Idempotency-Key."""
 
-    def __init__(self, salt: bytes, query: "BatchQuery", began_ms: int, holds: Callable[[int, bytes], bool]) -> None:
-        """`began_ms` is the time of the first request with the key, `holds` says if a line has been marked."""
+    def __init__(
+        self,
+        salt: bytes,
+        query: "BatchQuery",
+        began_ms: int,
+        holds: Callable[[int, bytes], bool],
+        in_doubt: Callable[[int, bytes], bool],
+    ) -> None:
+        """`began_ms` is the time of the first request with the key. `holds` says if a line was stored, `in_doubt` if it
+        may have been, too long ago to know its id."""
         self.began_ms = began_ms
         self.holds = holds
+        self.in_doubt = in_doubt
         self._salt = salt
         self._rules = f"{query.durability} {query.on_conflict}".encode(), query.durability.encode()
 
@@ -208,6 +218,8 @@ class Lines:
                 if self._repeats.holds(number, mark):
                     found.repeated[number] = task
                     return
+                if self._repeats.in_doubt(number, mark):
+                    raise in_doubt(task)
                 found.marks[number] = mark
                 if new.id is None:
                     found.keyed.add(number)
@@ -302,6 +314,8 @@ PORTION_BYTES: Final = 384 * 1024
 PORTION_LINES: Final = 8_192
 """Most lines checked and written together: with fewer, portions of short lines were cut unevenly and cost a fifth.
 Lines have a limit besides bytes, because an invalid one may be a single byte and costs more than a valid one."""
+PORTION_KEYED_LINES: Final = 1_024
+"""The same with an Idempotency-Key: each line is checked and hashed on its own, which costs twenty times as much."""
 
 AT_ONCE: Final = 32
 """Batches that one process reads at once."""
@@ -476,7 +490,10 @@ class _Batch:
                 size += len(data) - len(rest)
                 cut = len(data) if not more else data.rfind(b"\n") + 1
                 lines, rest = data[:cut], data[cut:]
-                for portion in _portions(lines):
+                most = PORTION_LINES if self._marks is None else PORTION_KEYED_LINES
+                for portion in _portions(lines, most):
+                    if not self._summary.complete:
+                        break  # the rest is only counted: to cut it into lines would cost more than to send it
                     found = self._take(portion)
                     if writing is not None:
                         await writing
@@ -551,8 +568,10 @@ class _Batch:
 
     async def _write(self, portion: Portion) -> None:
         kept_before = self._summary.kept
+        await self._refuse_ids_of_runs(portion)
         if self._has_quota:
             await self._keep_to_quota(portion)
+        await self._mark_begun(portion)
         handles = await self._put([self._call.signed(task) for task in portion.tasks] if self._signs else portion.tasks)
         if self._has_quota:
             self._add_to_quota(portion.tasks, handles, self._summary.kept - kept_before)
@@ -564,6 +583,22 @@ class _Batch:
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
+    async def _refuse_ids_of_runs(self, portion: Portion) -> None:
+        """Refuse ids of a schedule's runs together: refused by the put, each line would be a put of its own."""
+        try:
+            refused = await ids_of_runs(self._call.client.store, [task.id or "" for task in portion.tasks])
+        except StoreError as error:
+            self._failure = self._failure or error
+            return
+        self._leave_out(portion, {index: problem_of(error) for index, error in refused.items()})
+
+    @staticmethod
+    def _leave_out(portion: Portion, refused: Mapping[int, Problem]) -> None:
+        if refused:
+            portion.wrong |= {portion.numbers[index]: problem for index, problem in refused.items()}
+            portion.numbers = [number for index, number in enumerate(portion.numbers) if index not in refused]
+            portion.tasks = [task for index, task in enumerate(portion.tasks) if index not in refused]
+
     async def _keep_to_quota(self, portion: Portion) -> None:
         """Refuse lines beyond the key's quota; a later one may be small enough, so the batch continues."""
         call, tasks = self._call, portion.tasks
@@ -573,10 +608,7 @@ class _Batch:
         except StoreError as error:
             self._failure = self._failure or error
             return
-        if refused:
-            portion.wrong |= {portion.numbers[index]: problem for index, problem in refused.items()}
-            portion.numbers = [number for index, number in enumerate(portion.numbers) if index not in refused]
-            portion.tasks = [task for index, task in enumerate(tasks) if index not in refused]
+        self._leave_out(portion, refused)
 
     def _add_to_quota(self, tasks: list[Task], handles: Sequence[LineOutcome], kept: int) -> None:
         """Count stored tasks. If lines are only counted, it is unknown which were stored before, only how many: assume
@@ -589,19 +621,29 @@ class _Batch:
                 stored.append(weight_of(task))
         self._call.app.quotas.add(self._call.key, self._call.client.store, stored)
 
+    async def _mark_begun(self, portion: Portion) -> None:
+        if self._marks is None or self._failure is not None:
+            return
+        try:
+            await self._marks.begin({number: portion.marks[number] for number in portion.numbers})
+        except StoreError as error:
+            self._failure = error
+
     async def _mark(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
-        """Mark lines stored at the requested durability, so that they count once if they are sent again."""
+        """Mark lines stored at the requested durability, so that they count once if they are sent again, and take back
+        the mark of those that were refused."""
         if self._marks is None:
             return
-        stored = {
-            number: portion.marks[number]
-            for number, found in zip(portion.numbers, handles, strict=True)
-            if not isinstance(found, MainspringError)
-            and self._problem(portion, number, found) is None
-            and (found is None or found.durability == self._query.durability)
-        }
+        marks: dict[int, bytes] = {}
+        for number, found in zip(portion.numbers, handles, strict=True):
+            if isinstance(found, StoreError):
+                continue  # it may be stored
+            if isinstance(found, MainspringError) or self._problem(portion, number, found) is not None:
+                marks[number] = NO_MARK
+            elif found is None or found.durability == self._query.durability:
+                marks[number] = portion.marks[number]
         try:
-            await self._marks.keep(stored)
+            await self._marks.keep(marks)
         except StoreError as error:
             self._failure = self._failure or error
 
@@ -705,16 +747,16 @@ class _Batch:
             await self._call.audit("task.replace", "lines of a batch", None, {"replaced": self._summary.replaced})
 
 
-def _portions(lines: bytes) -> Iterator[bytes]:
-    """Cut lines into portions of at most `PORTION_LINES`."""
-    if lines.count(b"\n") <= PORTION_LINES:
+def _portions(lines: bytes, most: int) -> Iterator[bytes]:
+    """Cut lines into portions of at most `most`."""
+    if lines.count(b"\n") <= most:
         if lines:
             yield lines
         return
     at = 0
     while at < len(lines):
         end = at
-        for _ in range(PORTION_LINES):
+        for _ in range(most):
             end = lines.find(b"\n", end) + 1
             if not end:
                 end = len(lines)
@@ -733,7 +775,7 @@ async def _repeats_of(call: Call) -> tuple[BatchMarks | None, Repeats | None]:
     place = Claim.of(call.client.store, call.key.id, f"{key}\0batch")
     marks = BatchMarks(call.client.store, place, int(call.node.config.idempotency_window_s * 1000))
     salt = blake2b(f"{call.key.id}\0{key}".encode()).digest()
-    return marks, Repeats(salt, call.query, await marks.open(), marks.holds)
+    return marks, Repeats(salt, call.query, await marks.open(), marks.holds, marks.in_doubt)
 
 
 ROUTE: Final = Route(

@@ -17,6 +17,7 @@ from ..model.schedule.zone import zone
 from ..model.targets.names import check_target
 from ..model.times import timeout_ms
 from ..node.schedule_lint import Terms, runs_ahead, terms_of, with_outlook
+from ..store.records import KeptAnswer
 from .asgi import Answer, Problem, answer
 from .auth import check_lane
 from .routes import Call, Route, no_such
@@ -307,9 +308,9 @@ async def diff_schedule(call: Call) -> Answer:
 async def add_schedule(call: Call) -> Answer:
     posted: NewSchedule = call.body
 
-    async def work(_id: str | None, repeated: bool) -> Answer:
+    async def work(_id: str | None, earlier: KeptAnswer | None) -> Answer:
         del _id
-        existing: OnExisting = "keep" if repeated and posted.on_conflict == "reject" else posted.on_conflict
+        existing: OnExisting = "keep" if earlier is not None and posted.on_conflict == "reject" else posted.on_conflict
         fields = given(posted, call.client.schedules.timezone, leave=("name", "on_conflict"))
         return await _write(call, posted.name, fields, existing)
 
@@ -382,9 +383,9 @@ async def trigger_schedule(call: Call) -> Answer:
     wanted: Trigger = call.body
     before = await _known(call)
 
-    async def work(_id: str | None, repeated: bool) -> Answer:
+    async def work(_id: str | None, earlier: KeptAnswer | None) -> Answer:
         del _id
-        if repeated:  # a run has no caller's id by which to recognize it
+        if earlier is not None:  # a run has no caller's id by which to recognize it
             raise Problem(
                 "conflict", "this request was sent before and its response lost: it may have run. Check, then decide"
             )

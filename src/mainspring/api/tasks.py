@@ -202,15 +202,15 @@ async def _audit_replaced(call: Call, task: Task, handle: Handle) -> None:
 MAX_KEY_CHARS: Final = 255
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
-KeyedWork = Callable[[str | None, bool], Awaitable[Answer]]
-"""Takes an id for requests without one (the same every time), and whether the request may have run before."""
+KeyedWork = Callable[[str | None, KeptAnswer | None], Awaitable[Answer]]
+"""Takes an id for requests without one (the same every time), and the claim of an earlier request that may have run."""
 
 
 async def once(call: Call, work: KeyedWork) -> Answer:
     """Do the work, unless the same caller's same key already has a response."""
     given = call.headers.get(b"idempotency-key")
     if given is None:
-        return await work(None, False)
+        return await work(None, None)
     store = call.client.store
     window_ms = int(call.node.config.idempotency_window_s * 1000)
     place = Claim.of(store, call.key.id, checked_key(given))
@@ -221,7 +221,7 @@ async def once(call: Call, work: KeyedWork) -> Answer:
     if known is not None and known.answered:
         return Answer(known.status, known.body, headers=(*_location(known.location), _REPLAYED))
     try:
-        found = await work(f"idem-{place.hashed[:40]}", known is not None)
+        found = await work(f"idem-{place.hashed[:40]}", known)
     except (Problem, MainspringError) as error:
         if known is None and not _may_have_run(error):
             await _forget(store, place)
@@ -316,24 +316,41 @@ async def put_task(call: Call) -> Answer:
     posted: PostedTask = call.body
     check_durability(posted.durability)
 
-    async def work(task_id: str | None, repeated: bool) -> Answer:
+    async def work(task_id: str | None, earlier: KeptAnswer | None) -> Answer:
         task = task_of(posted, call.client.store.clock.now_ms(), task_id=task_id)
         call.check_target(task.target)
         check_lane(call.key, task.lane)
         if posted.timeout is not None:
             call.node.config.check_timeout(task.target, timeout_ms(posted.timeout))
+        if earlier is not None and records.ids_may_be_forgotten(call.client.store, earlier.claimed_ms):
+            await _check_still_known(call, task)
         # The rule applies to caller's ids: a generated id is known only if this is the same request.
         on_conflict = "keep" if posted.id is None else posted.on_conflict
         handle = await _put(call, call.signed(task), on_conflict, posted.durability)
         call.check_changeable(handle)
         # Our own put, whose response was lost: report it as the first time.
-        created = handle.outcome == "created" or (repeated and posted.id is None)
+        created = handle.outcome == "created" or (earlier is not None and posted.id is None)
         body = Put.of(handle)
         if created:
             body.outcome = "created"
         return answer(body, 201 if created else 200, (b"location", b"/v1/tasks/" + quote(handle.id, safe="").encode()))
 
     return await once(call, work)
+
+
+async def _check_still_known(call: Call, task: Task) -> None:
+    """Refuse to repeat a put whose response was lost if its task, if stored, may be over and its id forgotten."""
+    assert task.id is not None
+    if (await call.client.get(task.id, lane=task.lane or "")).state == "unknown":
+        raise in_doubt(task)
+
+
+def in_doubt(task: Task) -> Problem:
+    return Problem(
+        "conflict",
+        f"this was sent before with the same Idempotency-Key and its response lost: it may have been stored as task"
+        f" {task.id!r}. Check, then decide, and send it with another key",
+    )
 
 
 async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
@@ -449,9 +466,12 @@ async def result_of_task(call: Call) -> Answer:
 
 
 async def cancel_task(call: Call) -> Answer:
-    before = await _there(call)
-    task_id = call.params["id"]
-    outcome = await call.client.cancel(task_id, lane=await _lane(call))
+    task_id, lane = call.params["id"], await _lane(call)
+    before = await find_live(call.client.store, task_id, lane)
+    if before.state != "unknown" or not call.may_reach_all:
+        _seen(call, before)
+    # A task that is not there any more may have been cancelled before: that is answered as the first time.
+    outcome = await call.client.cancel(task_id, lane=lane)
     if outcome == "unknown":
         raise no_such("task", task_id)
     if outcome == "too late":

@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "worker": ("mainspring.cli.serve:worker_app", "Run handlers and commands from queues; list the workers."),
     "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
     "dead": ("mainspring.cli.dead", "Dead letters, tasks that were given up: list, replay, drop, export."),
+    "run": ("mainspring.cli.run", "The history: list and show runs, count them, follow a log."),
     "lane": ("mainspring.cli.lanes:lane_app", "Stalled lanes: list them, retry or skip the head, resume."),
     "queue": ("mainspring.cli.lanes:queue_app", "Queues: how long they are, and which workers serve them."),
     "pause": ("mainspring.cli.lanes:pause_app", "Pause everything, a target, a queue or a lane."),

@@ -55,7 +55,8 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
 def place_of(config: "Config") -> str:
     """The namespace and the server that a command looked at, for messages."""
     if config.api_url is not None:
-        return f"namespace {config.api_namespace or 'of the node'} at {config.api_url}"
+        named = f"namespace {config.api_namespace}" if config.api_namespace else "the namespace of the node"
+        return f"{named} at {config.api_url}"
     if config.redis_url is None:
         from mainspring.store.embedded.folder import default_data_dir
 

@@ -91,7 +91,7 @@ def lines_of(result: Result) -> list[str]:
     if result.response is not None:
         lines += answer_lines(result.response)
     elif result.output is not None:
-        lines += _output_lines(result.output)
+        lines += output_lines(result.output)
     elif result.value is not None:
         lines.append(f"value       {msgspec.json.encode(result.json_value).decode()}")
     return lines
@@ -104,7 +104,8 @@ def answer_lines(response: Response) -> list[str]:
     return [*lines, *_indented(response.body)]
 
 
-def _output_lines(output: Output) -> list[str]:
+def output_lines(output: Output) -> list[str]:
+    """Describe the output of a command."""
     lines = [f"exit code   {'none: it never ran' if output.exit_code is None else output.exit_code}"]
     for name, kept, size in (
         ("stdout", output.stdout, output.stdout_bytes),

@@ -66,6 +66,7 @@ from ..store.tasks.find import Finder, Reference, resolve
 from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
 from ..store.tasks.put_ids import NamedPuts, RetryWindow
 from .dead_letters import DeadLetters, FlatDeadLetterCalls
+from .runs import RunOperations
 
 if TYPE_CHECKING:
     from .schedules import Schedules
@@ -736,7 +737,15 @@ class QueueOperations:
         ]
 
 
-class Client(PutOperations, ListOperations, FlatDeadLetterCalls, ResultOperations, PauseOperations, QueueOperations):
+class Client(
+    PutOperations,
+    ListOperations,
+    FlatDeadLetterCalls,
+    ResultOperations,
+    PauseOperations,
+    QueueOperations,
+    RunOperations,
+):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     - `url`: redis://, rediss:// (TLS), unix://, redis+cluster://, redis+sentinel://.

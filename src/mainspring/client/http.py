@@ -31,12 +31,14 @@ from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
 from mainspring.model.retry import RetryPolicy, retry_line
+from mainspring.model.run import KeptRun, RunsPage
 from mainspring.model.targets.url import read_api_url
 from mainspring.model.task import BulkCancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
 from mainspring.model.workers import QueueInfo, WorkerInfo
 
 if TYPE_CHECKING:
+    from mainspring.client.runs import RunLog, RunStats
     from mainspring.client.schedules import AddOutcome, OnExisting
     from mainspring.model.retry import WorstCase
     from mainspring.model.schedule.definition import Definition, PauseMode
@@ -567,6 +569,7 @@ def _ms_or_none(text: str | None) -> int | None:
 
 _TASKS: Final = "/v1/tasks"
 _LANES: Final = "/v1/lanes"
+_RUNS: Final = "/v1/runs"
 _PAUSES: Final = "/v1/pauses"
 _BEATS: Final = "/v1/beats"
 _REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
@@ -684,6 +687,37 @@ class RemoteClient:
 
     async def workers(self) -> Sequence[WorkerInfo]:
         return msgspec.convert(self.api.get("/v1/workers")["workers"], list[WorkerInfo])
+
+    # -- runs ----------------------------------------------------------------------------------------------
+
+    async def runs(
+        self,
+        *,
+        ended_after: When | None = None,
+        ended_before: When | None = None,
+        **filters: Any,
+    ) -> RunsPage:
+        answer = self.api.get(
+            _RUNS, ended_after=moment_of(ended_after), ended_before=moment_of(ended_before), **filters
+        )
+        return RunsPage([KeptRun.from_dict(one) for one in answer["runs"]], answer["next"])
+
+    async def run(self, id: str) -> KeptRun | None:
+        try:
+            return KeptRun.from_dict(self.api.get(_RUNS, id))
+        except NotFound:
+            return None
+
+    async def run_stats(self, *, start: When | None = None, end: When | None = None, **filters: Any) -> "RunStats":
+        from mainspring.client.runs import RunStats  # here: it needs the store
+
+        answer = self.api.get("/v1/stats", start=moment_of(start), end=moment_of(end), **filters)
+        return msgspec.convert(answer, RunStats)
+
+    async def run_log(self, id: str, *, lane: str | None = None, cursor: str | None = None) -> "RunLog":
+        from mainspring.client.runs import RunLog
+
+        return msgspec.convert(self.api.get(_RUNS, id, "log", lane=lane, cursor=cursor), RunLog)
 
     # -- lanes ---------------------------------------------------------------------------------------------
 

@@ -374,6 +374,7 @@ def read_sources(flags: Mapping[str, object], environ: Mapping[str, str]) -> dic
         **_read(options, _dashed),
     }
     check_address(merged, "redis_url", "credentials")
+    check_address(merged, "kafka_url", "kafka")
     return merged
 
 
@@ -387,8 +388,8 @@ def check_address(given: Mapping[str, Given], address: str, secret: str) -> None
         return
     raise ConfigError(
         f"{address} is from {to.where}, and {secret} from {sent.where}: a secret is sent only to the address that it"
-        f" was given for. If you trust the file, name it with --config {FILE}; otherwise give the address with --url or"
-        f" {PREFIX}{address.upper()}"
+        f" was given for. If you trust the file, name it with --config {FILE}; otherwise give the address with"
+        f" {'--kafka-url' if address == 'kafka_url' else '--url'} or {PREFIX}{address.upper()}"
     )
 
 

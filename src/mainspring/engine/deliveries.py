@@ -13,12 +13,12 @@ from ..model.job import Result
 from ..model.run import DELIVERED, Verdict
 from ..model.targets.names import HANDED_OFF, queue_of
 from ..model.text import describe, placed
+from ..roles import Loops
 from ..sinks.base import Sink, most_in_batch
 from ..store.records import KeptResult
 from .flight import Flight, FlightGroup
 from .flow import FlowControl, MissingSinks, PauseWatch
 from .keeper import Keeper
-from .loops import Loops
 from .outcomes import Outcomes
 from .partition import Partition, Settled
 

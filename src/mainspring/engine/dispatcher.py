@@ -2,22 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
 from ..model.errors import StoreError
+from ..roles import Loops
+from ..store.job_queue import decode_ack
 from ..store.owner import fire
+from ..store.owner.fire import forget_acks, read_acks
 from ..store.store import Store
-from .acks import WorkerAcks
 from .deliveries import Deliveries
 from .due import BeginCall
 from .flight import FlightGroup
 from .flow import FlowControl
 from .keeper import Keeper
 from .lookahead import LookAhead
-from .loops import Loops
-from .partition import CommitCall, HandOffCall, OwnerCall, Partition, PartitionLost
+from .partition import MOST_OUTCOMES, CommitCall, OwnerCall, Partition, PartitionLost
 
 
 class TickPace:
@@ -41,6 +42,109 @@ class TickPace:
 
 _GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf, 0.010))
 """Shortest time between ticks for rates up to so many tasks a second; see docs/decisions/0022."""
+
+
+POLL_S: Final = 0.5
+"""Seconds between polls for unannounced acks, and between attempts for tasks whose id is already in a queue."""
+
+IDLE_S: Final = 1.0
+FORGOTTEN_AT_ONCE: Final = 1_000
+
+
+class WorkerAcks:
+    """Watches partitions for acks of workers.
+
+    A task without a lane is done once it is handed off: the server sets its done bit and adds it to the stream in one
+    step. A task of a lane stays fired until its worker's ack arrives; only then may the next task of the lane begin. A
+    new owner hands such a task off again, and the server adds it only if it is no longer queued or running.
+    """
+
+    def __init__(self, store: Store, owned: dict[int, Partition], deliveries: Deliveries) -> None:
+        self._store = store
+        self._owned = owned
+        self._deliveries = deliveries
+        self._watched: dict[Partition, None] = {}
+        self._heard: set[int] = set()
+        """Partitions with a message since they were last read. Includes those that wait for nothing yet: a worker may
+        be done before the owner has the reply to its hand-off."""
+        self._poll_at = 0.0
+
+    def woken(self, partitions: Iterable[int]) -> bool:
+        """Note partitions that may have new acks; return True if one of them is watched."""
+        self._heard.update(partitions)
+        return self._called
+
+    @property
+    def _called(self) -> bool:
+        return bool(self._heard) and any(one.number in self._heard for one in self._watched)
+
+    @property
+    def wait_s(self) -> float:
+        if self._called:
+            return 0.0
+        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+
+    def handed_off(self, partition: Partition, call: CommitCall, answers: Mapping[int, bytes]) -> None:
+        """Note which tasks workers have now, from the server's answer to a hand-off."""
+        delivered, ended = partition.handed_off(call, answers)
+        self._deliveries.delivered += delivered
+        for address, ack in ended:
+            self._ended(partition, address, None, ack)
+        if partition.waits_for_workers and partition not in self._watched:
+            if not self._watched:
+                self._poll_at = time.monotonic() + POLL_S
+            self._watched[partition] = None
+
+    async def look(self) -> StoreError | None:
+        """Read partitions with messages at once and others now and then."""
+        for partition in list(self._watched):
+            if not partition.waits_for_workers or self._owned.get(partition.number) is not partition:
+                del self._watched[partition]
+        if not self._watched:
+            return None
+        if time.monotonic() >= self._poll_at:
+            called = list(self._watched)
+            self._poll_at = time.monotonic() + POLL_S
+        else:
+            called = [one for one in self._watched if one.number in self._heard]
+        if not called:
+            return None
+        self._heard.difference_update(one.number for one in called)
+        for partition in called:
+            partition.hand_off_again()
+        failures = [await self._forget(called), await self._read(called)]
+        return next((failure for failure in failures if failure is not None), None)
+
+    async def _read(self, called: list[Partition]) -> StoreError | None:
+        failure = None
+        waiting = [partition for partition in called if partition.awaits_acks]
+        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in waiting})
+        for partition, answer in zip(waiting, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+            elif self._owned.get(partition.number) is partition:
+                for address, (idh, ack) in answer.acks.items():
+                    self._ended(partition, address, idh, ack)
+                partition.ack_cursor = answer.cursor
+                if answer.cursor:
+                    self._heard.add(partition.number)
+        return failure
+
+    def _ended(self, partition: Partition, address: bytes, idh: bytes | None, ack: bytes) -> None:
+        """Settle a lane's task that a worker has ended, and let the lane continue."""
+        if (flight := partition.back_from_worker(address, idh)) is not None:
+            self._deliveries.ended_by_worker(flight, *decode_ack(ack))
+
+    async def _forget(self, called: list[Partition]) -> StoreError | None:
+        """Delete the acks of tasks whose end the server knows: they are no longer needed."""
+        known = {one: over for one in called if (over := one.known_ends(FORGOTTEN_AT_ONCE))}
+        if not known:
+            return None
+        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
+        if failure is None:
+            for partition, over in known.items():
+                partition.forget_ends(over)
+        return failure
 
 
 TICK_TASKS: Final = 8_192
@@ -101,7 +205,6 @@ class Dispatcher:
             await self._send(self._begins(began_s)),
             await self.acks.look(),
             await self._send(self._commits(ROUND_OUTCOMES)),
-            await self._send(self._hand_offs()),
         ]
         fired = self._deliveries.begun - before
         if fired:
@@ -203,21 +306,19 @@ class Dispatcher:
             self._room_made()  # rows that return may have been dropped: read them again
 
     def _commits(self, most: float) -> Sent:
-        """Write outcomes of deliveries first, then moves into hold slices; no partition twice before another once."""
-        some = [one for one in self._owned.values() if one.has_outcomes]
+        """Write what became of tasks: outcomes of deliveries before moves into hold slices, up to `most` of these; no
+        partition twice before another once. Tasks for workers go to their queues in any case."""
+        some = [one for one in self._owned.values() if one.unwritten or one.has_outcomes]
         some.sort(key=lambda one: (not one.unwritten, one.number <= self._last_committed, one.number))
         calls: Sent = []
         for partition in some:
-            if most <= 0:
-                break
-            if (call := partition.commit()) is not None:
+            call = partition.commit(int(min(most, MOST_OUTCOMES)))
+            if call is not None:
                 calls.append((partition, call))
                 most -= call.size
-                self._last_committed = partition.number
+                if call.size:
+                    self._last_committed = partition.number
         return calls
-
-    def _hand_offs(self) -> Sent:
-        return [(one, call) for one in self._owned.values() if (call := one.give_to_workers()) is not None]
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -225,13 +326,8 @@ class Dispatcher:
         """Send calls, and apply the answers. A call without an answer stays unanswered. Return a failure, if any."""
         begins = [(partition, call) for partition, call in calls if isinstance(call, BeginCall)]
         commits = [(partition, call) for partition, call in calls if isinstance(call, CommitCall)]
-        hand_offs = [(partition, call) for partition, call in calls if isinstance(call, HandOffCall)]
-        failures = [
-            await self._send_begins(begins) if begins else None,
-            await self._send_commits(commits) if commits else None,
-            await self._send_hand_offs(hand_offs) if hand_offs else None,
-        ]
-        return next((failure for failure in failures if failure is not None), None)
+        failure = await self._send_begins(begins) if begins else None
+        return (await self._send_commits(commits) if commits else None) or failure
 
     async def _send_begins(self, begins: Sequence[tuple[Partition, BeginCall]]) -> StoreError | None:
         failure: StoreError | None = None
@@ -248,26 +344,20 @@ class Dispatcher:
 
     async def _send_commits(self, commits: Sequence[tuple[Partition, CommitCall]]) -> StoreError | None:
         failure: StoreError | None = None
-        statuses = await fire.commit_all(self._store, [call.work for _, call in commits])
-        for (partition, call), status in zip(commits, statuses, strict=True):
-            if isinstance(status, StoreError):
-                failure = status
-            elif self._answered(partition, call, status) is not None and status == "ok":
-                self.moved += sum(call.moves.holds.values())
-                if call.work.retries or call.work.moves or call.work.holds:
-                    self._loops.read.wake()
-        return failure
-
-    async def _send_hand_offs(self, hand_offs: Sequence[tuple[Partition, HandOffCall]]) -> StoreError | None:
-        failure: StoreError | None = None
-        replies = await fire.hand_off(self._store, [call.work for _, call in hand_offs], self._listening)
-        for (partition, call), reply in zip(hand_offs, replies, strict=True):
+        replies = await fire.commit_all(self._store, [call.work for _, call in commits], self._listening)
+        for (partition, call), reply in zip(commits, replies, strict=True):
             if isinstance(reply, StoreError):
                 failure = reply
                 continue
-            self._listening = reply.listening
-            if self._answered(partition, call, reply.status) is not None and reply.status == "ok":
+            if reply.listening is not None:
+                self._listening = reply.listening
+            if self._answered(partition, call, reply.status) is None or reply.status != "ok":
+                continue
+            self.moved += sum(call.moves.holds.values())
+            if call.handed:
                 self.acks.handed_off(partition, call, reply.answers)
+            if call.work.retries or call.work.moves or call.work.holds:
+                self._loops.read.wake()
         return failure
 
     def _answered(
@@ -305,7 +395,7 @@ class Dispatcher:
     async def flush(self) -> None:
         """Write what has ended. Deliveries that end meanwhile may be left for the next call."""
         _raise_first([await self._send(self._unanswered())])
-        _raise_first([await self._send(self._commits(inf)), await self._send(self._hand_offs())])
+        _raise_first([await self._send(self._commits(inf))])
         begins = ((one, one.begin(-1, 0, commit=True)) for one in self._owned.values() if one.has_writes)
         _raise_first([await self._send([(one, begun) for one, begun in begins if begun is not None])])
 

@@ -12,7 +12,7 @@ from ..model.errors import StoreError
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.retry import Policies, RetryPolicy
 from ..model.run import HistoryRules
-from ..roles import Failures
+from ..roles import Failures, Loops
 from ..sinks.base import Sink
 from ..store.access import AUDIT_KEPT
 from ..store.redis.servers import Subscription
@@ -24,7 +24,6 @@ from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
 from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
-from .loops import Loops
 from .notifier import NoticeOptions, Notifier
 from .outcomes import Outcomes
 from .partition import Partition

@@ -17,13 +17,13 @@ from ..model.lane import BREAKER, CATCH_UP, NO_SINK, HoldRecord, Pause, Pauses, 
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.targets.named import SCHEME
 from ..model.targets.names import receiver_of
+from ..roles import Loops
 from ..sinks.base import Sink, missing
 from ..store import access, limits
 from ..store.lanes import clear_away, read_pauses, write_if_none
 from ..store.limits import Granted
 from ..store.store import Store
 from .holds import Why
-from .loops import Loops
 
 log = logging.getLogger("mainspring.targets")
 

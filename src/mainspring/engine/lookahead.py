@@ -11,6 +11,7 @@ from typing import Final
 from ..model.clock import TimeSlice
 from ..model.errors import StoreError
 from ..model.lane import CATCH_UP
+from ..roles import Loops
 from ..store.codec import same_entry
 from ..store.owner import holds, read
 from ..store.owner.holds import Standing
@@ -18,7 +19,6 @@ from ..store.owner.read import Listed
 from ..store.store import Store
 from .holds import Hold
 from .keeper import Keeper
-from .loops import Loops
 from .partition import Partition
 from .slice import LiveSlice
 

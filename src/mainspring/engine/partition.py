@@ -20,7 +20,6 @@ from ..store.owner.fire import (
     UNREAD,
     Commit,
     Death,
-    HandOff,
     Known,
     NewPlace,
     Section,
@@ -153,12 +152,12 @@ class PendingWrites:
                 live.bits.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
 
-    def take_outcomes(self) -> list[Settled]:
-        """Take as many outcomes as one commit may write, oldest first, and mark their rows as done."""
+    def take_outcomes(self, most: int) -> list[Settled]:
+        """Take some outcomes, oldest first, no more than one commit may write, and mark their rows as done."""
         taken: list[Settled] = []
         by_live: dict[LiveSlice, list[Settled]] = {}
         size = 0
-        while self.outcomes and len(taken) < MOST_OUTCOMES and size < MOST_BYTES:
+        while self.outcomes and len(taken) < most and size < MOST_BYTES:
             one = self.outcomes.popleft()
             if one.live is not None and one.live.forgotten:
                 # The row is read again, as fired and not done: it is delivered again, and has another outcome.
@@ -186,26 +185,18 @@ def _land(live: LiveSlice, settled: Sequence[Settled]) -> None:
 
 
 class CommitCall(NamedTuple):
-    """Outcomes and moves on their way to the server."""
+    """Outcomes, moves and tasks for workers on their way to the server."""
 
     work: Commit
     touched: list[LiveSlice]
     moves: TakenMoves
     size: int
     """Number of outcomes and moved tasks."""
+    handed: list[Flight]
+    """Tasks for workers, in the order of the records."""
 
 
-class HandOffCall(NamedTuple):
-    """Tasks on their way to their queues."""
-
-    work: HandOff
-    flights: list[Flight]
-    """Tasks, in the order of the records."""
-    touched: list[LiveSlice]
-    has_lanes: bool
-
-
-OwnerCall = BeginCall | CommitCall | HandOffCall
+OwnerCall = BeginCall | CommitCall
 
 
 MOST_MOVES: Final = 200
@@ -239,7 +230,7 @@ class Partition:
         self.unanswered: OwnerCall | None = None
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
 
-        Set by `begin`, `commit` and `give_to_workers`, cleared by `answered`, and by nothing else."""
+        Set by `begin` and `commit`, cleared by `answered`, and by nothing else."""
         self._ready: deque[tuple[str, FlightGroup]] = deque()
         """Begun tasks with their queues, to be handed off with the next calls."""
         self._put_off: list[tuple[str, Flight]] = []
@@ -411,7 +402,7 @@ class Partition:
             case "ok":
                 return self._applied(call, x)
             case "stale":
-                handed = (flight.live for flight in call.flights) if isinstance(call, HandOffCall) else ()
+                handed = (flight.live for flight in call.handed) if isinstance(call, CommitCall) else ()
                 for live in dict.fromkeys((*call.touched, *handed)):
                     self.forget(live)
                 log.warning("partition %d: a slice is not the one that was read; reading again", self.number)
@@ -430,7 +421,7 @@ class Partition:
             live.proven = max(live.proven, touch.m)
         if isinstance(call, BeginCall):
             return self._begun(call, x)
-        if isinstance(call, CommitCall) and call.work.retries:
+        if call.work.retries:
             self.needs_listing = True
         return []
 
@@ -563,22 +554,25 @@ class Partition:
         self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
-    def commit(self) -> CommitCall | None:
-        """Return a commit: as many outcomes as one call may write, with their done bits, then moves.
+    def commit(self, room: int = MOST_OUTCOMES) -> CommitCall | None:
+        """Return a commit: as many outcomes as one call may write (at most `room`), then moves, and tasks for workers.
 
         Return None if there is nothing to write, or a call is under way.
         """
-        if self.unanswered is not None or not self.has_outcomes:
+        if self.unanswered is not None or not (self._ready or (room > 0 and self.has_outcomes)):
             return None
-        settled = self._pending_writes.take_outcomes()
+        settled = self._pending_writes.take_outcomes(min(room, MOST_OUTCOMES))
         retries = [one.retry for one in settled if one.retry is not None]
         parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
         # Move nothing behind the failed head of a lane before the server knows of the head.
-        moves = self.hold_policy.take_moves(0 if self._pending_writes.outcomes else MOST_MOVES, parked)
-        if not (settled or moves.moves or moves.records):
+        movable = 0 if self._pending_writes.outcomes else min(room - len(settled), MOST_MOVES)
+        moves = self.hold_policy.take_moves(movable, parked)
+        handed = self._take_ready()
+        if not (settled or moves.moves or moves.records or handed):
             return None
         ended = (one.live for one in settled if one.live is not None)
-        done = self._pending_writes.take_done(dict.fromkeys((*ended, *moves.lives)))
+        lives = dict.fromkeys((*ended, *moves.lives, *(group.live for groups in handed.values() for group in groups)))
+        done = self._pending_writes.take_done(lives)
         work = Commit(
             self.number,
             self.token,
@@ -593,8 +587,10 @@ class Partition:
             moves.records,
             [one.answer for one in settled if one.answer is not None],
             [run for one in settled for run in one.runs],
+            {queue: [*chain.from_iterable(map(_records, groups))] for queue, groups in handed.items()},
         )
-        self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()))
+        flights = [flight for groups in handed.values() for flight in _flights(groups)]
+        self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()), flights)
         return call
 
     # -- workers ----------------------------------------------------------------------------------------
@@ -603,18 +599,14 @@ class Partition:
         """Let the next call hand these tasks off to a queue."""
         self._ready.append((queue, group))
 
-    def give_to_workers(self) -> HandOffCall | None:
-        """Return a call that hands tasks off, with the done bits of those that end with it.
-
-        Return None if there is nothing to hand off, or a call is under way.
-        """
-        if self.unanswered is not None or not self._ready:
-            return None
+    def _take_ready(self) -> dict[str, list[FlightGroup]]:
+        """Take as many tasks for workers as one call may carry, by queue. Those of no lane are done with that."""
         by_queue: dict[str, list[FlightGroup]] = {}
         taken = size = 0
         while self._ready and taken < MOST_TASKS and size <= MOST_BYTES:
             queue, group = self._ready.popleft()
-            if group.live.forgotten:
+            live = group.live
+            if live.forgotten:
                 continue
             fits = _how_many(group, MOST_TASKS - taken, MOST_BYTES - size)
             if fits < len(group.flights):
@@ -623,36 +615,21 @@ class Partition:
             by_queue.setdefault(queue, []).append(group)
             taken += len(group.flights)
             size += sum(len(flight.row) + ADDRESS_BYTES for flight in group.flights)
-        if not by_queue:
-            return None
-        queues = {
-            queue: [record for group in groups for record in _records(group)] for queue, groups in by_queue.items()
-        }
-        flights = [flight for groups in by_queue.values() for group in groups for flight in group.flights]
-        over = 0
-        touched: dict[LiveSlice, None] = {}
-        for groups in by_queue.values():
-            for group in groups:
-                indexes: Sequence[int] = group.indexes
-                if group.live.has_lanes:
-                    indexes = [flight.index for flight in group.flights if flight.body.lane is None]
-                if indexes:
-                    group.live.land(len(indexes), indexes)
-                    touched[group.live] = None
-                    over += len(indexes)
-        done = self._pending_writes.take_done(touched)
-        work = HandOff(self.number, self.token, self.seq + 1, done.finished, done.touches, queues)
-        self.unanswered = call = HandOffCall(work, flights, done.lives, over < len(flights))
-        return call
+            indexes: Sequence[int] = group.indexes
+            if live.has_lanes:
+                indexes = [flight.index for flight in group.flights if flight.body.lane is None]
+            if indexes:
+                live.land(len(indexes), indexes)
+        return by_queue
 
-    def handed_off(self, call: HandOffCall, answers: Mapping[int, bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def handed_off(self, call: CommitCall, answers: Mapping[int, bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Note which tasks workers have. Return how many are done with that, and the acks of those that a worker has
         ended already, by address."""
-        if not (call.has_lanes or answers):
-            return len(call.flights), []
+        if not answers and all(flight.body.lane is None for flight in call.handed):
+            return len(call.handed), []
         queues = [queue for queue, records in call.work.queues.items() for _ in records]
         delivered, ended = 0, []
-        for position, flight in enumerate(call.flights):
+        for position, flight in enumerate(call.handed):
             answer = answers.get(position)
             if answer == BUSY:
                 if flight.body.lane is None:

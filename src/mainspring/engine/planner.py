@@ -28,13 +28,13 @@ from ..model.schedule.chain import (
     overlapped_until,
 )
 from ..model.schedule.definition import Definition
+from ..roles import Loops
 from ..store import schedules
 from ..store.job_queue import run_ends
 from ..store.schedules import found_in_time, may_be_long, searched
 from ..store.store import Store
 from ..store.tasks.index import look_up
 from .flight import Flight
-from .loops import Loops
 from .occurrences import APART, Chains, Occurrence, OccurrencePlan, occurrence_of
 from .partition import Partition
 

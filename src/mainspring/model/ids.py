@@ -14,6 +14,7 @@ from .text import plain
 IDH_BYTES: Final = 16
 GENERATED: Final = re.compile(r"([0-9a-f]{32})~([0-9a-z]+(?:\.[0-9a-z]+){4})")
 """Form of generated ids: 32 hex digits, `~` and the address where the task was put."""
+_RUN: Final = re.compile(r"([^@]+)@\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3})?Z")
 _BARE: Final = re.compile(r"[0-9a-f]{32}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.~-]")
 
@@ -107,6 +108,12 @@ def instant_text(at_ms: int) -> str:
 def occurrence_id(name: str, planned_ms: int) -> str:
     """`<schedule>@<planned time>`."""
     return f"{name}@{instant_text(planned_ms)}"
+
+
+def schedule_named(task_id: str) -> str | None:
+    """Return the name of the schedule whose planned run an id would be; None if it does not have that form."""
+    found = _RUN.fullmatch(task_id) if task_id.endswith("Z") else None
+    return None if found is None else found[1]
 
 
 def schedule_of(task_id: str) -> str:

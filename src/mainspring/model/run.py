@@ -45,7 +45,7 @@ PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
 }  # fmt: skip
 """Why a planned time did not run, as schedules count it, and the end of its record."""
 
-FAILED_ENDS: Final = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
+FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
 
 
@@ -399,7 +399,7 @@ def bucket_of(ms: int) -> int:
     return 0 if ms <= 0 else min(BUCKETS - 1, (ms.bit_length() + 1) // 2)
 
 
-class HistoryState(NamedTuple):
+class HistoryState(msgspec.Struct, frozen=True):
     """How much history a namespace keeps, and since when it is complete. Times are 0 if nothing was dropped yet."""
 
     bytes: int

@@ -34,7 +34,7 @@ library_log = logging.getLogger("mainspring.kafka.library")
 """The library's own messages are hidden: its answers say enough."""
 
 ORPHANS_SHOWN: Final = 3
-QUEUES_SHOWN: Final = 5
+ROWS_SHOWN: Final = 5
 KAFKA_S: Final = 5.0
 
 
@@ -170,6 +170,12 @@ async def _nodes(store: Store) -> Check:
     if alone:
         message = f"{len(alone)} partitions have no owner: their tasks wait. `mainspring cluster status` says more"
         return Check("nodes", "warning", message)
+    if lacking := {one["id"]: one["lacks"] for one in nodes if one["lacks"]}:
+        rows = [f"node {id} cannot deliver to {':, '.join(lacking[id])}:" for id in lacking]
+        advice = (
+            "Such tasks are held there. Install the package it lacks, which `mainspring doctor` names on its machine"
+        )
+        return Check("nodes", "warning", f"{_first(rows)}. {advice}")
     return Check("nodes", "ok", f"{len(nodes)} run, {status['leader']} leads, every partition has an owner")
 
 
@@ -181,11 +187,12 @@ async def _workers(store: Store) -> Check:
         names = f", for queues {', '.join(served)}" if served else ""
         return Check("workers", "ok", f"{len(workers)} run{names}; every queue that has tasks is served")
     rows = [f"{name} ({_tasks(one.ready + one.running)}{did_you_mean([name], served)})" for name, one in alone]
-    some = ", ".join(rows[:QUEUES_SHOWN]) + (
-        f" and {len(rows) - QUEUES_SHOWN} more" if len(rows) > QUEUES_SHOWN else ""
-    )
-    message = f"no worker serves {some}. Start one with `mainspring worker`; `mainspring queue list` says more"
+    message = f"no worker serves {_first(rows)}. Start one with `mainspring worker`; `mainspring queue list` says more"
     return Check("workers", "warning", message)
+
+
+def _first(rows: list[str]) -> str:
+    return ", ".join(rows[:ROWS_SHOWN]) + (f" and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else "")
 
 
 def _tasks(count: int) -> str:

@@ -25,14 +25,14 @@ MOST_QUEUES: Final = 100
 OTHER_QUEUES: Final = "(other)"
 """Label of all further queues; no queue can have this name."""
 
-_STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
+_STORE_UP: Final = ("mainspring_store_up", "gauge", "1 if the server answered the requests of this scrape, else 0.")
 _COUNTERS: Final = {
-    "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
-    "done": "Tasks that were delivered, by a sink or by a worker.",
-    "cancelled": "Tasks that were cancelled, and runs of schedules that were skipped.",
-    "replaced": "Tasks that another with the same id took the place of, moved ones included.",
-    "retried": "Failed attempts after which another was planned, those of workers included.",
-    "dead": "Tasks that became dead letters, those of workers and expired ones included.",
+    "accepted": "Tasks accepted: puts, replayed dead letters and runs of schedules.",
+    "done": "Tasks delivered by a sink or completed by a worker.",
+    "cancelled": "Tasks cancelled, including skipped runs of schedules.",
+    "replaced": "Tasks replaced by another with the same id, including rescheduled tasks.",
+    "retried": "Failed attempts that are tried again, on nodes and workers.",
+    "dead": "Tasks that became dead letters, on nodes and workers, including expired tasks.",
 }
 _SETTLED: Final = ("done", "cancelled", "replaced", "dead", "queued")
 
@@ -45,7 +45,11 @@ async def everything(node: Node) -> list[Family]:
 async def collect(node: Node) -> list[Family]:
     """Return all metrics; those the server does not deliver in time are left out, and `mainspring_store_up` is 0."""
     client = node.client if node.ready else None
-    found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", client is not None)]
+    found = [
+        single(
+            "mainspring_ready", "gauge", "1 if the node has started and is not stopping, else 0.", client is not None
+        )
+    ]
     if client is not None and node.engine is not None:
         found += _engine(node, node.engine)
         found += await _server_metrics(node.engine)
@@ -66,31 +70,37 @@ def _engine(node: Node, engine: Engine) -> Iterator[Family]:
 
 
 def _healthy(node: Node) -> Family:
-    return single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", node.healthy)
+    return single("mainspring_healthy", "gauge", "1 if the last step of every role succeeded, else 0.", node.healthy)
 
 
 def _tasks(engine: Engine) -> Iterator[Family]:
     meters = engine.deliveries.meters
     counted = {
-        "fired": ("Tasks that were begun and handed to a sink or a queue.", meters.fired),
-        "delivered": ("Tasks that a sink has delivered.", meters.delivered),
-        "failed": ("Deliveries by this node that failed and are tried again.", meters.retried),
-        "buried": ("Tasks that this node gave up: dead letters.", meters.dead),
-        "expired": ("Tasks that were not delivered by the time they expire.", meters.expired),
+        "fired": ("Tasks handed to a sink or a queue.", meters.fired),
+        "delivered": ("Tasks delivered by a sink.", meters.delivered),
+        "failed": ("Failed deliveries by this node that are tried again.", meters.retried),
+        "buried": ("Tasks that this node gave up as dead letters.", meters.dead),
+        "expired": ("Tasks that expired before they were delivered.", meters.expired),
     }
     for name, (text, counts) in counted.items():
         yield family(f"mainspring_{name}_total", "counter", text, "kind", counts)
     skipped: Counter[str] = Counter({"overlap": 0, "missed": 0, "paused": 0})
     skipped.update(engine.planner.not_run)
     skipped.update(meters.skipped)
-    yield family("mainspring_skipped_total", "counter", "Runs and tasks left out, by reason.", "reason", skipped)
-    text = "Dead letters that were dropped because they were too old or too many."
+    yield family(
+        "mainspring_skipped_total",
+        "counter",
+        "Runs of schedules and tasks that were skipped, by reason.",
+        "reason",
+        skipped,
+    )
+    text = "Dead letters dropped by the limits on age and number."
     dropped = engine.sweeper.letters_dropped
     yield family("mainspring_dead_letters_dropped_total", "counter", text, "reason", dropped)
     timed = {
-        "lateness": ("From the due time (or the put, if that was later) to begin.", meters.lateness),
-        "delivery": ("From begin to done, of each task.", meters.delivery),
-        "sink": ("Of each call of a sink, which may be for many tasks.", meters.sink),
+        "lateness": ("Seconds from the due time (or the put, if later) to the start of the delivery.", meters.lateness),
+        "delivery": ("Seconds from the start of a delivery to its success, for each task.", meters.delivery),
+        "sink": ("Seconds per call of a sink; one call may deliver many tasks.", meters.sink),
     }
     for name, (text, histograms) in timed.items():
         yield histogram(f"mainspring_{name}_seconds", text, "kind", histograms)
@@ -99,22 +109,25 @@ def _tasks(engine: Engine) -> Iterator[Family]:
 def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
     keeper = engine.keeper
     labels = (("namespace", engine.store.keys.namespace), ("node", engine.options.node), ("version", __version__))
-    yield Family("mainspring_node_info", "gauge", "Which node this is.", (Sample(labels, 1),))
+    yield Family("mainspring_node_info", "gauge", "Namespace, id and version of this node.", (Sample(labels, 1),))
     leads = node.seat is not None and node.seat.membership.leads
     breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow_control.bounded)
     now = {
-        "leader": ("1 on the node that plans who owns what.", leads),
-        "partitions": ("How many the namespace has.", len(engine.store.keys)),
-        "partitions_owned": ("How many this node owns.", len(engine.owned)),
-        "partitions_waited_for": ("Planned for this node, but another still has them.", len(keeper.waiting)),
-        "in_flight": ("Tasks handed to sinks and not answered.", engine.deliveries.in_flight),
+        "leader": ("1 on the leader, the node that assigns partitions, else 0.", leads),
+        "partitions": ("Partitions of the namespace.", len(engine.store.keys)),
+        "partitions_owned": ("Partitions that this node owns.", len(engine.owned)),
+        "partitions_waited_for": (
+            "Partitions planned for this node that another node still owns.",
+            len(keeper.waiting),
+        ),
+        "in_flight": ("Tasks handed to sinks that have not answered yet.", engine.deliveries.in_flight),
         "look_ahead": ("Tasks held in memory until they are due.", engine.lookahead.held),
-        "look_ahead_limit": ("The most that look-ahead may hold.", engine.lookahead.room.tasks),
-        "breakers_open": ("Receivers that are not sent to, because they kept failing.", breakers),
+        "look_ahead_limit": ("Limit on the tasks held in memory.", engine.lookahead.room.tasks),
+        "breakers_open": ("Receivers whose circuit breaker is not closed, because they kept failing.", breakers),
     }
     for name, (text, value) in now.items():
         yield single(f"mainspring_{name}", "gauge", text, value)
-    yield single("mainspring_takeovers_total", "counter", "Partitions that were acquired.", keeper.takeovers)
+    yield single("mainspring_takeovers_total", "counter", "Partitions acquired.", keeper.takeovers)
     fenced = "Writes refused by the server because another node owns the partition."
     yield single("mainspring_fenced_total", "counter", fenced, keeper.fenced)
 
@@ -127,10 +140,12 @@ def _partitions(engine: Engine) -> Iterator[Family]:
         out[str(number)] = sum(live.out for live in one.slices.values())
         soonest = one.soonest_ms
         overdue[str(number)] = max(0.0, now_ms - soonest) / 1000 if soonest < inf else 0.0
-    text = "How long the earliest task that waits is overdue; what is held up by a pause or a breaker does not count."
+    text = "Seconds that the earliest waiting task is overdue, without tasks held by a pause or a breaker."
     yield family("mainspring_partition_overdue_seconds", "gauge", text, "partition", overdue)
-    yield family("mainspring_partition_look_ahead", "gauge", "Tasks held in memory.", "partition", held)
-    yield family("mainspring_partition_in_flight", "gauge", "Fired and not settled.", "partition", out)
+    yield family(
+        "mainspring_partition_look_ahead", "gauge", "Tasks held in memory until they are due.", "partition", held
+    )
+    yield family("mainspring_partition_in_flight", "gauge", "Tasks fired and not finished.", "partition", out)
 
 
 # -- metrics from the server -------------------------------------------------------------------------------
@@ -172,7 +187,9 @@ def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, 
         out = sum(live.out for live in partition.slices.values()) if partition is not None else 0
         # Read a moment after the counters: a task that began in between must not make it negative.
         pending[str(number)] = max(0, counters["accepted"] - sum(counters[name] for name in _SETTLED) - out)
-    yield family("mainspring_partition_pending", "gauge", "Tasks that wait for their time.", "partition", pending)
+    yield family(
+        "mainspring_partition_pending", "gauge", "Tasks that are not due yet or not fired yet.", "partition", pending
+    )
 
 
 def largest(found: dict[str, Depth]) -> dict[str, Depth]:
@@ -190,10 +207,10 @@ def _queues(engine: Engine, found: dict[str, Depth], workers: Sequence[WorkerInf
     ready = {name: one.ready for name, one in found.items()}
     running = {name: one.running for name, one in found.items()}
     oldest = {name: max(0, now_ms - (one.oldest_ms or now_ms)) / 1000 for name, one in found.items()}
-    text = "Tasks that wait for a worker, in the partitions of this node."
+    text = "Tasks waiting for a worker, in the partitions of this node."
     yield family("mainspring_queue_ready", "gauge", text, "queue", ready)
-    yield family("mainspring_queue_running", "gauge", "Tasks that workers have in hand.", "queue", running)
-    text = "How long the oldest task of a queue waits for a worker."
+    yield family("mainspring_queue_running", "gauge", "Tasks taken by workers and not finished.", "queue", running)
+    text = "Seconds that the oldest task of a queue has been waiting for a worker."
     yield family("mainspring_queue_oldest_seconds", "gauge", text, "queue", oldest)
     serving = {name: sum(one.serves(name) for one in workers) for name in found if name != OTHER_QUEUES}
-    yield family("mainspring_queue_workers", "gauge", "Live workers that serve a queue.", "queue", serving)
+    yield family("mainspring_queue_workers", "gauge", "Live workers that serve the queue.", "queue", serving)

@@ -27,10 +27,10 @@ from ..model.notice import BEAT, NOTIFY
 from ..model.schedule.definition import Definition
 from ..model.schedule.view import ScheduleView
 from ..model.shared_settings import DEFAULTS, SharedSettings
-from ..model.targets.named import Targets
+from ..model.targets.named import SCHEME, Targets
 from ..model.targets.webhook import Webhook
 from ..roles import Loop
-from ..sinks.base import NamedSink, Sink, plugin_sinks, prepare
+from ..sinks.base import NamedSink, Sink, missing, plugin_sinks, prepare
 from ..sinks.http import HttpOptions, HttpSink
 from ..sinks.kafka import kafka_sink
 from ..sinks.kafka_options import KafkaOptions
@@ -386,6 +386,9 @@ class Node:
 
     def _membership(self, store: Store, engine: Engine, name: str) -> Membership:
         started_ms = store.clock.now_ms()
+        # Left out are targets that are only names: the scheme behind them is in the list.
+        schemes = sorted(self._sinks.keys() - {SCHEME})
+        lacks = tuple(one for one in schemes if missing(self._sinks, f"{one}:") is not None)
 
         def describe() -> About:
             return About(
@@ -403,6 +406,7 @@ class Node:
                 delivered=engine.deliveries.delivered,
                 catch_up="" if self.config.catch_up_rate is None else f"{self.config.catch_up_rate.per_s:g}/s",
                 catch_up_after_ms=round(self.config.catch_up_after_s * 1000),
+                lacks=lacks,
             )
 
         return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)

@@ -141,20 +141,20 @@ def _problem(status: int, detail: str) -> _HttpAnswer:
 def _families(worker: Worker, store: Store) -> Iterator[Family]:
     meters, options = worker.finisher.meters, worker.options
     labels = (("namespace", store.keys.namespace), ("worker", options.name), ("version", __version__))
-    yield Family("mainspring_worker_info", "gauge", "Which worker this is.", (Sample(labels, 1),))
+    yield Family("mainspring_worker_info", "gauge", "Namespace, id and version of this worker.", (Sample(labels, 1),))
     for fate, text in FATES.items():
         yield family(f"mainspring_runs_{fate}_total", "counter", text, "kind", meters.counts[fate])
-    late = "From the due time to the begin of the run; the wait for a worker is in it."
+    late = "Seconds from the due time to the start of the run, including the wait for a worker."
     yield histogram("mainspring_run_lateness_seconds", late, "kind", meters.lateness)
     yield histogram(
-        "mainspring_run_seconds", "From the begin of a run to its end, of those that ended well.", "kind", meters.took
+        "mainspring_run_seconds", "Seconds from the start to the end of a successful run.", "kind", meters.took
     )
+    yield single("mainspring_runs_in_hand", "gauge", "Jobs taken and not finished.", len(worker.executor.runs))
+    yield single("mainspring_runs_limit", "gauge", "Limit on jobs that run at the same time.", options.concurrency)
     yield single(
-        "mainspring_runs_in_hand", "gauge", "Jobs that were taken and are not over.", len(worker.executor.runs)
+        "mainspring_ready", "gauge", "1 if the worker has started and is not stopping, else 0.", not worker.stopping
     )
-    yield single("mainspring_runs_limit", "gauge", "Jobs that may run at one time.", options.concurrency)
-    yield single("mainspring_ready", "gauge", "1 when the worker is started and not stopping.", not worker.stopping)
-    yield single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", worker.healthy)
+    yield single("mainspring_healthy", "gauge", "1 if the last step of every role succeeded, else 0.", worker.healthy)
     yield store_calls(store)
     yield from process_figures()
 

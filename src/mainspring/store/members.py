@@ -38,6 +38,8 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Rate at which the node releases overdue tasks, if it is limited: `8/s`."""
     catch_up_after_ms: int = 0
     """Tasks overdue by more than this are released at that rate."""
+    lacks: tuple[str, ...] = ()
+    """Schemes of targets that the node cannot deliver to because a package is missing."""
 
 
 class Member(NamedTuple):

@@ -68,6 +68,7 @@ class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
     status: int = 0
     body: bytes = b""
     location: bytes = b""
+    claimed_ms: int = 0
 
     @property
     def answered(self) -> bool:
@@ -90,9 +91,14 @@ class Claim(NamedTuple):
 async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, window_ms: int) -> KeptAnswer | None:
     """Claim the key for this request. Return None if it was free, otherwise the state of the earlier request."""
     keys = store.keys.partitions[place.partition]
-    fresh = msgspec.msgpack.encode(KeptAnswer(fingerprint))
+    fresh = msgspec.msgpack.encode(KeptAnswer(fingerprint, claimed_ms=store.clock.now_ms()))
     [known] = await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)])
     return None if known is None else msgspec.msgpack.decode(known, type=KeptAnswer)
+
+
+def ids_may_be_forgotten(store: Store, since_ms: int) -> bool:
+    """Return whether a task that was put at this time may be over for longer than ids are known."""
+    return since_ms + store.shared.dedupe_window_ms < store.clock.now_ms()
 
 
 async def keep_answer(store: Store, place: Claim, kept: KeptAnswer, *, window_ms: int) -> None:
@@ -103,12 +109,13 @@ async def keep_answer(store: Store, place: Claim, kept: KeptAnswer, *, window_ms
 class BatchMarks:
     """Lines of a batch with an Idempotency-Key that are stored: four bytes of each line's hash, in order.
 
-    They are kept as long as the answer to a single request; the ids of the tasks may be forgotten earlier.
+    They are kept as long as the answer to a single request; the ids of the tasks may be forgotten earlier. So a line
+    is marked as begun, by the complement of its mark, before it is written: a crash may come before the second mark.
     """
 
     def __init__(self, store: Store, place: Claim, window_ms: int) -> None:
         self._store, self._place, self._window_ms = store, place, window_ms
-        self._known = b""
+        self._known = bytearray()
 
     async def open(self) -> int:
         """Read the stored marks; return the time of the first request, from which delays in its lines count."""
@@ -116,36 +123,47 @@ class BatchMarks:
         name = keys.answer(self._place.hashed)
         began = (await self._store.fresh_ms()).to_bytes(_BEGAN_BYTES, "big")
         [known] = await self._store.run_one(keys.slot, [("SET", name, began, "NX", "GET", "PX", self._window_ms)])
-        self._known = known or began
+        self._known = bytearray(known or began)
         return int.from_bytes(self._known[:_BEGAN_BYTES], "big")
 
     def holds(self, number: int, mark: bytes) -> bool:
         """Return whether an earlier request stored this line (counted from 1)."""
-        at = _mark_at(number)
-        return self._known[at : at + MARK_BYTES] == mark
+        return self._known[_mark_at(number) : _mark_at(number + 1)] == mark
+
+    def in_doubt(self, number: int, mark: bytes) -> bool:
+        """Return whether an earlier request began to write this line so long ago that its id may be forgotten."""
+        began_ms = int.from_bytes(self._known[:_BEGAN_BYTES], "big")
+        return self.holds(number, _begun(mark)) and ids_may_be_forgotten(self._store, began_ms)
+
+    async def begin(self, marks: dict[int, bytes]) -> None:
+        """Mark lines that are about to be written."""
+        await self.keep({number: _begun(mark) for number, mark in marks.items()})
 
     async def keep(self, marks: dict[int, bytes]) -> None:
         """Store the marks of lines that lie close together."""
         if not marks:
             return
-        first, last = min(marks), max(marks)
-        known = self._known[_mark_at(first) : _mark_at(last + 1)]
-        written = bytearray(known.ljust((last + 1 - first) * MARK_BYTES, b"\0"))
+        first, end = _mark_at(min(marks)), _mark_at(max(marks) + 1)
+        self._known.extend(bytes(max(0, end - len(self._known))))
         for number, mark in marks.items():
-            at = (number - first) * MARK_BYTES
-            written[at : at + MARK_BYTES] = mark
+            self._known[_mark_at(number) : _mark_at(number + 1)] = mark
         keys = self._store.keys.partitions[self._place.partition]
         name = keys.answer(self._place.hashed)
-        written_at = ("SETRANGE", name, _mark_at(first), bytes(written))
+        written_at = ("SETRANGE", name, first, bytes(self._known[first:end]))
         await self._store.run_one(keys.slot, [written_at, ("PEXPIRE", name, self._window_ms)])
 
 
 MARK_BYTES: Final = 4
+NO_MARK: Final = bytes(MARK_BYTES)
 _BEGAN_BYTES: Final = 6
 
 
 def _mark_at(number: int) -> int:
     return _BEGAN_BYTES + (number - 1) * MARK_BYTES
+
+
+def _begun(mark: bytes) -> bytes:
+    return bytes(255 - byte for byte in mark)
 
 
 async def release_request(store: Store, place: Claim) -> None:

@@ -5,6 +5,7 @@ page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
 """
 
 import heapq
+import re
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ import msgspec
 
 from ..model.errors import InvalidInput, StoreError
 from ..model.ids import idh_in_lane
+from ..model.job import Output
 from ..model.run import (
     BUCKETS,
     FAILED_ENDS,
@@ -189,6 +191,7 @@ MOST_ENTRIES: Final = 2_000
 _MOST_AT_ONCE: Final = 8
 _RING: Final = 50
 _REF_BYTES: Final = 9
+_ENTRY_ID: Final = re.compile(r"\d{1,16}(-\d{1,16})?")
 _BEFORE_ALL: Final = RunRef(1 << 48, 0, 0, 0)
 
 
@@ -370,7 +373,7 @@ def _checked(result: Replies | StoreError) -> Replies:
     return result
 
 
-# -- reading: one run, one task, counts, state ---------------------------------------------------------------------
+# -- reading: one run, one task -----------------------------------------------------------------------------------
 
 
 async def read_run(store: Store, run_id: str) -> KeptRun | None:
@@ -386,18 +389,77 @@ async def read_run(store: Store, run_id: str) -> KeptRun | None:
     return KeptRun(ref.text, ref.ms, found[0][1], details)
 
 
-async def runs_of_task(store: Store, reference: "Reference", limit: int) -> list[KeptRun]:
-    """Return the last runs of a task, newest first, as far as a bounded search finds them."""
+async def runs_of_task(
+    store: Store, reference: "Reference", where: RunFilter, cursor: str | None, limit: int
+) -> RunsPage:
+    """Return the runs of a task that match, newest first."""
     spots = reference.spots_of_records(len(store.keys))
     idhs = frozenset(spot.idh for spot in spots)
     if reference.lane and reference.task_id is not None:
         idhs |= {idh_in_lane(reference.idh, reference.lane)}
-    # A task with a generated id says when it was due: it cannot have ended before.
-    from_ms = 0 if reference.address is None else reference.address.slice.from_ms
-    where = RunFilter(idhs=idhs, from_ms=max(0, from_ms))
+    # A generated id says when its task was due: no attempt ended before.
+    since_ms = 0 if reference.address is None else reference.address.slice.from_ms
+    where = msgspec.structs.replace(where, idhs=idhs, from_ms=max(where.from_ms, since_ms))
+    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
     partitions = sorted({spot.partition for spot in spots})
-    found, _ = await _scan(store, where, partitions, _BEFORE_ALL, limit, set())
-    return [KeptRun(ref.text, ref.ms, record) for ref, record in found if reference.fits(record.lane)]
+    found, end = await _scan(store, where, partitions, before, limit, set())
+    return _page([one for one in found if reference.fits(one[1].lane)], end)
+
+
+def is_run_id(text: str, partitions: int) -> bool:
+    try:
+        RunRef.parse(text, partitions)
+    except InvalidInput:
+        return False
+    return True
+
+
+def text_of(run: KeptRun) -> str:
+    """Return what a run has written, as it was kept."""
+    if run.details is None:
+        return ""
+    output = run.details.output
+    return "".join(f"{line}\n" for line in run.details.log) + ("" if output is None else output_text(output))
+
+
+def output_text(output: Output) -> str:
+    return (output.stdout + output.stderr).decode(errors="replace")
+
+
+# -- logs of running jobs ---------------------------------------------------------------------------------------------
+
+LOG_ENTRIES: Final = 1_000
+LOG_KEPT_MS: Final = 3_600_000
+
+
+async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> None:
+    """Add to the logs of running jobs: (partition, idh, text). A follower may miss text if a server does not answer."""
+    groups: list[Group] = []
+    for partition, idh, text in logs:
+        keys = store.keys.partitions[partition]
+        key = keys.run_log(idh)
+        add = ("XADD", key, "MAXLEN", "~", LOG_ENTRIES, "*", "l", text.encode())
+        groups.append((keys.slot, [add, ("PEXPIRE", key, LOG_KEPT_MS)]))
+    await store.run(groups)
+
+
+async def read_log(store: Store, reference: "Reference", after: str) -> tuple[str, str]:
+    """Return what the log of a running job has after an entry, and its last entry."""
+    if not _ENTRY_ID.fullmatch(after):
+        raise InvalidInput(f"cursor {after[:80]!r} is not one that a log returned")
+    groups: list[Group] = []
+    for spot in reference.spots_of_records(len(store.keys)):
+        keys = store.keys.partitions[spot.partition]
+        groups.append((keys.slot, [("XRANGE", keys.run_log(spot.idh), f"({after}", "+", "COUNT", LOG_ENTRIES)]))
+    for result in await store.run(groups):
+        [rows] = _checked(result)
+        if rows:
+            text = b"".join(row[1][1] for row in rows)
+            return text.decode(errors="replace"), rows[-1][0].decode()
+    return "", after
+
+
+# -- counts and state ----------------------------------------------------------------------------------------------
 
 
 async def run_counts(

@@ -13,8 +13,7 @@ from .redis.connection import Arg, RedisCommand
 
 _NEEDS: Final = {
     "tick": ("time", "fence", "entry", "place", "occurrence"),
-    "commit": ("time", "fence", "entry", "place", "runs"),
-    "hand_off": ("time", "fence", "entry", "record"),
+    "commit": ("time", "fence", "entry", "place", "record", "runs"),
     "drop": ("time", "entry"),
     "put_ids": ("place",),
     "register": ("place",),

@@ -127,10 +127,22 @@ class Tail:
         return self._data
 
 
+def _ignore(_text: str) -> None: ...
+
+
 class Process:
     """One run of a program, in a session of its own: its whole group can be ended."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, output_bytes: int) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        output_bytes: int,
+        show: Callable[[str], None] = _ignore,
+    ) -> None:
+        self._show = show
+        """Called with text as the program writes it."""
         ORPHAN_REAPER.start()
         self._popen = subprocess.Popen(
             list(argv),
@@ -197,6 +209,8 @@ class Process:
         for key, _ in ready:
             data = os.read(key.fd, _CHUNK)
             key.data.add(data)
+            if data:
+                self._show(data.decode(errors="replace"))
             if not data:
                 self._selector.unregister(key.fileobj)
         return bool(ready)
@@ -270,10 +284,13 @@ class CommandWork(Work):
     def execute(self, context: Context, args: list[str]) -> Output:
         command, began_s = self.command, time.monotonic()
         try:
-            process = Process([*command.argv, *args], self._environ(context), command.cwd, command.output_bytes)
+            argv, environ = [*command.argv, *args], self._environ(context)
+            process = Process(argv, environ, command.cwd, command.output_bytes, context.publish)
         except (OSError, ValueError) as error:
             raise Outputs(self._why_not(error), Output()) from None
         output = process.run(lambda: context.cancelled, command.kill_after_ms / 1000)
+        if context.memory is not None:
+            context.memory.publish_rest(context)
         if output.exit_code != 0:
             how = _ended(output.exit_code or 0)
             raise Outputs(how + _last_words(output), output, how)

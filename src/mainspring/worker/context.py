@@ -5,7 +5,9 @@ import contextlib
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context as Variables
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast, overload
@@ -19,6 +21,7 @@ from ..model.job import Job
 from ..model.text import clean
 from ..model.times import Delay, delay_ms
 from ..store import records
+from ..store.runs import publish_logs
 
 if TYPE_CHECKING:
     from ..store.store import Store
@@ -30,6 +33,9 @@ log = logging.getLogger("mainspring.worker")
 
 T = TypeVar("T")
 LOOP_TIMEOUT_S: Final = 30.0
+PUBLISH_EVERY_S: Final = 0.5
+PUBLISHED_CHARS: Final = 16_384
+"""Most text of a job that is published at once; of more the end."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -51,6 +57,46 @@ class Memory:
     def __init__(self, store: "Store") -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
+        self._written: weakref.WeakKeyDictionary[Context, list[str]] = weakref.WeakKeyDictionary()
+        """Text of running jobs that followers have not been sent yet."""
+        self._shown: weakref.WeakSet[Context] = weakref.WeakSet()
+        """Running jobs of which followers have been sent something."""
+        self._publishing: asyncio.Task[None] | None = None
+
+    def publish(self, context: "Context", text: str) -> None:
+        """Show followers of a running job what it has written; any thread may call it.
+
+        A job that is over within half a second publishes nothing: its record has it all.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends
+            # Not in the run's own variables: what publishes would keep its context alive.
+            self._loop.call_soon_threadsafe(self._take, context, text, context=Variables())
+
+    def _take(self, context: "Context", text: str) -> None:
+        self._written.setdefault(context, []).append(text)
+        if self._publishing is None or self._publishing.done():
+            self._publishing = self._loop.create_task(self._publish())
+
+    async def _publish(self) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH_EVERY_S)
+            # A run that is over is gone from here.
+            written = list(self._written.items())
+            self._written.clear()
+            if not written:
+                return
+            await self._send(written)
+
+    async def _send(self, written: list[tuple["Context", list[str]]]) -> None:
+        self._shown.update(context for context, _ in written)
+        logs = [(one.job.partition, one.job.idh, "".join(texts)[-PUBLISHED_CHARS:]) for one, texts in written]
+        await publish_logs(self._store, logs)
+
+    def publish_rest(self, context: "Context") -> None:
+        """Show followers the end of what a job has written, if they were shown its beginning; call it in a thread."""
+        if context in self._shown:
+            with contextlib.suppress(StoreError, TimeoutError):
+                self.wait(self._send([(context, self._written.pop(context, []))]))
 
     async def begin(self, job: Job, keep_ms: int) -> Record | None:
         """Record that a run begins; return the record of an earlier run, or None."""
@@ -90,7 +136,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Context:
     """One run of one task. A handler receives it in a parameter annotated `Context`, or from `current()`."""
 
-    __slots__ = ("_job", "_lines", "_namespace", "cancelled", "memory")
+    __slots__ = ("__weakref__", "_job", "_lines", "_namespace", "cancelled", "memory")
 
     def __init__(self, namespace: str, job: Job, memory: Memory | None = None) -> None:
         self._namespace = namespace
@@ -169,6 +215,12 @@ class Context:
             self._lines = []
         if len(self._lines) < MOST_LINES:
             self._lines.append(text[:LINE_CHARS])
+        self.publish(text[:LINE_CHARS] + "\n")
+
+    def publish(self, text: str) -> None:
+        """Show text to those who follow this run."""
+        if self.memory is not None:
+            self.memory.publish(self, text)
 
 
 CURRENT: Final[ContextVar[Context]] = ContextVar("mainspring_context")

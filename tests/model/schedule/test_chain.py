@@ -66,7 +66,7 @@ def test_a_begin_counts_the_run_and_leads_to_the_next() -> None:
     assert state.with_run(PastRun(at(1), at(1), at(1.5), "done")).last_is_over
 
 
-def test_a_plan_made_by_a_clock_that_had_jumped_is_made_anew() -> None:
+def test_a_plan_made_by_a_clock_that_had_jumped_is_made_again() -> None:
     definition = minutely()
     plan = OccurrencePlan.of(definition, link_to(definition, at(1), ChainMemory()), at(61))
     asked_only_of_what_is_skipped = cast("Flight", None)

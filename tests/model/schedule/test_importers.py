@@ -189,7 +189,7 @@ def test_what_is_added_to_a_beat_schedule_afterwards_is_read_too(more: str, name
         ("timezone = TIME_ZONE", "timezone: TIME_ZONE"),
     ],
 )
-def test_what_cannot_be_followed_is_told(more: str, told: str) -> None:
+def test_entries_that_cannot_be_resolved_are_reported(more: str, told: str) -> None:
     found = read_celery(f"beat_schedule = {{'a': {ONE}}}\n{more}")
     assert [one.name for one in found.definitions] == ["a"]
     assert len(found.problems) == 1

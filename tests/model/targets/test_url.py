@@ -48,7 +48,7 @@ def test_what_may_be_secret_is_not_in_the_refusal(text: str) -> None:
     assert "SECRET" not in str(error.value)
 
 
-def test_a_number_is_told_from_a_name() -> None:
+def test_a_number_is_distinguished_from_a_name() -> None:
     assert parse_web_url("http://127.0.0.1/").address == ip_address("127.0.0.1")
     assert parse_web_url("http://[::1]/").address == ip_address("::1")
     assert parse_web_url("http://1.example/").address is None

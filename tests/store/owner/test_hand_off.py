@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mainspring.client.client import Client
-from mainspring.engine import acks as acks_module
+from mainspring.engine import dispatcher as dispatcher_module
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Outcome, Retry
@@ -14,7 +14,6 @@ from mainspring.model.errors import InvalidInput, Refused, Unavailable
 from mainspring.model.ids import IDH_BYTES
 from mainspring.store.keys import SECOND_MS, Address, Slice
 from mainspring.store.owner import fire
-from mainspring.store.owner.fire import HandOff, hand_off
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
@@ -22,7 +21,7 @@ from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
 from tests.support.fleets import Fleet
 from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
-from tests.support.owner import HandOwner, address_of
+from tests.support.owner import HandOwner, address_of, handing_off
 
 Tickers = Callable[..., Awaitable[Ticker]]
 LEASE_S = 5.0
@@ -136,7 +135,7 @@ async def test_a_hand_off_that_failed_is_sent_again_unchanged(
     await ticker.client.put(TARGET, "x", after="1s", lane=lane)
     await ticker.turn()
     with bad_road(ticker.store) as road:
-        road.next(fault, fault, only=calls("hand_off"))
+        road.next(fault, fault, only=calls("commit"))
         for _ in range(4):
             try:
                 await ticker.advance(seconds=1)
@@ -161,7 +160,7 @@ async def test_a_task_that_was_begun_by_a_dead_node_is_handed_off_by_the_next(
     await first.turn()
     clock.advance(seconds=1)
     with bad_road(first.store) as road:
-        road.next("never sent", only=calls("hand_off"))
+        road.next("never sent", only=calls("commit"))
         with pytest.raises(Unavailable):
             await first.engine.dispatcher.step()
     assert (await balance(store)).fired == 1
@@ -176,8 +175,8 @@ async def test_a_former_owner_hands_nothing_off(client: Client, store: Store, wo
     await owner.begin(address.slice, [address.index])
     [row] = await owner.rows(address.slice)
     touch = await owner.touch(address.slice, done=[0])
-    work = HandOff(owner.partition, b"1.nobody", 2, 0, [touch], {QUEUE: [address.pack() + row]})
-    [handed] = await hand_off(store, [work])
+    work = handing_off(owner.partition, b"1.nobody", touch, {QUEUE: [address.pack() + row]})
+    [handed] = await fire.commit_all(store, [work])
     assert not isinstance(handed, Exception)
     assert (handed.status, await worker.take()) == ("fenced", [])
     assert (await balance(store)).fired == 1
@@ -189,13 +188,13 @@ async def test_a_late_copy_of_a_hand_off_adds_nothing(client: Client, store: Sto
     await owner.begin(address.slice, [address.index])
     [row] = await owner.rows(address.slice)
     touch = await owner.touch(address.slice, done=[0])
-    work = HandOff(owner.partition, owner.token, 2, 0, [touch], {QUEUE: [address.pack() + row]})
+    work = handing_off(owner.partition, owner.token, touch, {QUEUE: [address.pack() + row]})
     for _ in range(2):
-        [handed] = await hand_off(store, [work])
+        [handed] = await fire.commit_all(store, [work])
         assert not isinstance(handed, Exception)
         assert (handed.status, handed.answers) == ("ok", {})
     await worker.end(await worker.take_one())
-    await hand_off(store, [work])
+    await fire.commit_all(store, [work])
     assert await worker.take() == []
 
 
@@ -205,8 +204,8 @@ async def test_a_slice_that_is_not_the_one_that_was_read_hands_nothing_off(clien
     await owner.begin(address.slice, [address.index])
     [row] = await owner.rows(address.slice)
     touch = (await owner.touch(address.slice, done=[0]))._replace(g="1.5")
-    work = HandOff(owner.partition, owner.token, 2, 0, [touch], {QUEUE: [address.pack() + row]})
-    [handed] = await hand_off(store, [work])
+    work = handing_off(owner.partition, owner.token, touch, {QUEUE: [address.pack() + row]})
+    [handed] = await fire.commit_all(store, [work])
     assert not isinstance(handed, Exception)
     assert handed.status == "stale"
     assert (await balance(store)).queued == 0
@@ -293,7 +292,7 @@ async def test_the_reply_about_a_task_that_waits_is_lost(ticker: Ticker, worker:
     await ticker.client.put(TARGET, "second", after="1s", id="a", on_conflict="replace")
     await ticker.turn()
     with bad_road(ticker.store) as road:
-        road.next("lose reply", only=calls("hand_off"))
+        road.next("lose reply", only=calls("commit"))
         with pytest.raises(Unavailable):
             await ticker.advance(seconds=1)
     await ticker.advance(seconds=1)
@@ -458,7 +457,7 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
 async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
     fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acks_module, "POLL_S", 3_600.0)
+    monkeypatch.setattr(dispatcher_module, "POLL_S", 3_600.0)
     store = await Store.open(fleet.url, namespace=namespace, partitions=2)
     engine = Engine(store, {})
     await engine.start()

@@ -11,8 +11,8 @@ from mainspring.store.keys import Keyspace
 from mainspring.store.owner.fire import COUNTS, OCCURRENCE_ARGS
 from mainspring.store.scripts import Scripts, text_of
 
-_OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "hand_off", "drop")
-_BEGIN_OR_SETTLE: Final = ("tick", "commit", "hand_off")
+_OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "drop")
+_BEGIN_OR_SETTLE: Final = ("tick", "commit")
 _ONE_SMALL: Final = (1, 0, 0, 0, 0, 0, 0)
 _PUSHES: Final = frozenset({b"SSUBSCRIBE", b"SUBSCRIBE", b"PSUBSCRIBE", b"MONITOR"})
 
@@ -137,8 +137,6 @@ def _claims(name: str, keys: list[bytes], args: list[bytes]) -> list[Claim]:
             return _sections(keys, args)
         case "commit":
             return [Claim(keys[0], args[0].decode(), int(args[1]), int(args[2]) + int(args[6]))]
-        case "hand_off":
-            return [Claim(keys[0], args[0].decode(), int(args[1]), int(args[2]))]
         case "release" if args[0].startswith(b"."):
             return []  # of an acquire whose answer was lost: the caller never knew its whole token
         case _:  # release, drop

@@ -113,25 +113,25 @@ async def _put_retries(store: Store, work: fire.Commit) -> None:
 
 
 Works = Sequence[fire.Commit]
-CommitAll = Callable[[Store, Works], Awaitable[list[fire.WriteStatus | StoreError]]]
+CommitAll = Callable[[Store, Works, int], Awaitable[list[fire.CommitReply | StoreError]]]
 
 
 def _retries_after(commit: CommitAll) -> CommitAll:
-    async def late(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
-        statuses = await commit(store, [work._replace(retries=[]) for work in works])
-        for work, status in zip(works, statuses, strict=True):
-            if status == "ok":
+    async def late(store: Store, works: Works, listening: int) -> list[fire.CommitReply | StoreError]:
+        replies = await commit(store, [work._replace(retries=[]) for work in works], listening)
+        for work, reply in zip(works, replies, strict=True):
+            if isinstance(reply, fire.CommitReply) and reply.status == "ok":
                 await _put_retries(store, work)
-        return statuses
+        return replies
 
     return late
 
 
 def _retries_before(commit: CommitAll) -> CommitAll:
-    async def early(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
+    async def early(store: Store, works: Works, listening: int) -> list[fire.CommitReply | StoreError]:
         for work in works:
             await _put_retries(store, work)
-        return await commit(store, [work._replace(retries=[]) for work in works])
+        return await commit(store, [work._replace(retries=[]) for work in works], listening)
 
     return early
 
@@ -269,7 +269,7 @@ def mark_failed_as_done(pending: PendingWrites) -> None:
             one.live.settle_many([one.row_index])
 
 
-def failed_are_done(call: Any) -> Any:
+def _failed_are_done(call: Any) -> Any:
     def marked(self: Partition, *args: Any, **options: Any) -> Any:
         mark_failed_as_done(self._pending_writes)
         return call(self, *args, **options)
@@ -295,12 +295,12 @@ _STOP: Final = (
     Mutation(
         "commit-marks-what-it-leaves",
         "a commit that takes some of the failed deliveries writes the done bits of all",
-        (Patch(Partition, "commit", failed_are_done),),
+        (Patch(Partition, "commit", _failed_are_done),),
     ),
     Mutation(
         "failed-commit-at-a-stop-swallowed",
         "a stop goes on as if a commit had been written whose call failed",
-        (Patch(Dispatcher, "_send_commits", with_text("failure = status", "pass")),),
+        (Patch(Dispatcher, "_send_commits", with_text("failure = reply", "pass")),),
     ),
 )
 

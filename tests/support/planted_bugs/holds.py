@@ -13,7 +13,7 @@ from mainspring.store.tasks import put
 from .kinds import Mutation, Patch, Rewrite
 
 Works = Sequence[fire.Commit]
-CommitAll = Callable[[Store, Works], Awaitable[list[fire.WriteStatus | StoreError]]]
+CommitAll = Callable[[Store, Works, int], Awaitable[list[fire.CommitReply | StoreError]]]
 
 
 async def _put_moves(store: Store, work: fire.Commit) -> None:
@@ -25,21 +25,21 @@ async def _put_moves(store: Store, work: fire.Commit) -> None:
 
 
 def _moves_after(commit: CommitAll) -> CommitAll:
-    async def late(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
-        statuses = await commit(store, [work._replace(moves=[]) for work in works])
-        for work, status in zip(works, statuses, strict=True):
-            if status == "ok":
+    async def late(store: Store, works: Works, listening: int) -> list[fire.CommitReply | StoreError]:
+        replies = await commit(store, [work._replace(moves=[]) for work in works], listening)
+        for work, reply in zip(works, replies, strict=True):
+            if isinstance(reply, fire.CommitReply) and reply.status == "ok":
                 await _put_moves(store, work)
-        return statuses
+        return replies
 
     return late
 
 
 def _moves_before(commit: CommitAll) -> CommitAll:
-    async def early(store: Store, works: Works) -> list[fire.WriteStatus | StoreError]:
+    async def early(store: Store, works: Works, listening: int) -> list[fire.CommitReply | StoreError]:
         for work in works:
             await _put_moves(store, work)
-        return await commit(store, [work._replace(moves=[]) for work in works])
+        return await commit(store, [work._replace(moves=[]) for work in works], listening)
 
     return early
 

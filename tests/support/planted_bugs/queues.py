@@ -2,17 +2,16 @@
 
 from typing import Any, Final
 
-from mainspring.engine.acks import WorkerAcks
-from mainspring.engine.partition import HandOffCall, Partition
+from mainspring.engine.dispatcher import WorkerAcks
+from mainspring.engine.partition import CommitCall, Partition
 
-from .engine import failed_are_done
 from .kinds import Mutation, Patch, Rewrite
 
 
 def _at_once(settle: Any) -> Any:
-    def settle_all(self: WorkerAcks, partition: Partition, call: HandOffCall, answers: dict[int, bytes]) -> None:
+    def settle_all(self: WorkerAcks, partition: Partition, call: CommitCall, answers: dict[int, bytes]) -> None:
         settle(self, partition, call, answers)
-        for flight in call.flights:
+        for flight in call.handed:
             if partition.awaits_acks:
                 self._ended(partition, flight.address, None, b"d")
 
@@ -33,7 +32,7 @@ QUEUES: Final = (
     Mutation(
         "handed-off-again-at-a-takeover",
         "a new owner adds tasks of lanes to their queue although they are there",
-        (Rewrite("hand_off", "local known = redis.call('HMGET', queued, unpack(idhs))\n", "local known = {}\n"),),
+        (Rewrite("commit", "HMGET', KEYS[queue_key + 1], unpack(idhs)", "HMGET', KEYS[2], unpack(idhs)"),),
     ),
     Mutation(
         "lane-goes-on-at-the-hand-off",
@@ -43,17 +42,18 @@ QUEUES: Final = (
     Mutation(
         "hand-off-without-done-bits",
         "a task that was handed off stays open in its slice",
-        (Rewrite("hand_off", "  if ARGV[at + 6] ~= '' then\n", "  if ARGV[at + 6] == nil then\n"),),
+        (
+            Rewrite(
+                "commit",
+                "  if ARGV[at + 5] == '-1' then redis.call('SET', KEYS[10",
+                "  if tasks > 0 then at = 0 elseif ARGV[at + 5] == '-1' then redis.call('SET', KEYS[10",
+            ),
+        ),
     ),
     Mutation(
         "no-lock-on-the-id",
         "a task is handed off while another one of its id is in a queue",
-        (Rewrite("hand_off", "    elseif known[i] or seen[idh] then\n", "    elseif seen[idh] then\n"),),
-    ),
-    Mutation(
-        "hand-off-before-retries",
-        "a hand-off takes along the done bits of its slice although retries of others there are not written",
-        (Patch(Partition, "give_to_workers", failed_are_done),),
+        (Rewrite("commit", "      elseif in_queues[i] or seen[idh] then\n", "      elseif seen[idh] then\n"),),
     ),
     Mutation(
         "queued-id-forgotten",

@@ -104,8 +104,8 @@ _COMMIT: Final = (
         (
             Rewrite(
                 "commit",
-                "if status == 'repeated' then return {now, 'ok'} end\n",
-                "if status == 'repeated' then return {now, 'ok'} end\nif status == 'fenced' then status = nil end\n",
+                "if status == 'repeated' and tasks == 0 then",
+                "if status == 'fenced' then status = nil end\nif status == 'repeated' and tasks == 0 then",
             ),
         ),
     ),
@@ -115,8 +115,8 @@ _COMMIT: Final = (
         (
             Rewrite(
                 "commit",
-                "if status == 'repeated' then return {now, 'ok'} end\n",
-                "if status == 'repeated' then status = nil end\n",
+                "if status == 'repeated' and tasks == 0 then",
+                "if status == 'repeated' then status = nil end\nif status == 'repeated' then",
             ),
         ),
     ),

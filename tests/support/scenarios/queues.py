@@ -202,7 +202,7 @@ async def failure_while_a_stop_hands_off(world: World) -> None:
     with bad_road(first.store) as road:
         road.next("lose reply", only=calls("tick"))
         await first.fire()
-    with on_the_way(first.store, calls("hand_off"), after=first.failing(gate)):
+    with on_the_way(first.store, calls("commit"), after=first.failing(gate)):
         await first.commit()
     await first.crash()
     world.failed("a node died", node="a")

@@ -31,7 +31,7 @@ RETRY: Final = RetryPolicy(max_attempts=3, base_ms=RETRY_MS, factor=1.0, jitter=
 
 _SCRIPTS: Final = ("tick", "commit", "drop", "put_ids", "replace", "cancel", "acquire", "renew", "release")
 _SCRIPTS_OF_SCHEDULES: Final = ("schedule_add", "schedule_put", "schedule_check", "schedule_note")
-_SCRIPTS_OF_QUEUES: Final = ("hand_off", "queue_take", "queue_reclaim", "queue_finish")
+_SCRIPTS_OF_QUEUES: Final = ("queue_take", "queue_reclaim", "queue_finish")
 
 
 Work = Callable[[], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The writes of an owner: begin, commit, hand off, drop. Every call carries the owner's token.
+"""The writes of an owner: begin, commit, drop. Every call carries the owner's token.
 
 See docs/internals/protocol.md.
 """
@@ -245,6 +245,16 @@ def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
     return [by_touch.get(id(touch), b"") for touch in section.touches]
 
 
+MOST_TASKS: Final = 1_000
+"""Most tasks for workers in one call: Lua can unpack only some thousand values at once."""
+
+MOST_BYTES: Final = 4 << 20
+"""Maximum bytes of a call, give or take one task: the server answers no other call while it reads."""
+
+BUSY: Final = b""
+"""Answer for a task that has to wait: another task with its id is in a queue."""
+
+
 class NewPlace(NamedTuple):
     """A retry: the entry to append, its slice, and the (packed) address of the failed attempt."""
 
@@ -297,30 +307,43 @@ class Commit(NamedTuple):
     """Responses of receivers: stored in the same step, so that a task that is done has its response."""
     runs: Sequence[Run] = ()
     """What the history keeps of these attempts, written in the same step."""
+    queues: Mapping[str, Sequence[bytes]] = {}
+    """Tasks for workers. Queue -> records: the packed address a task comes from, then its entry."""
+
+
+class CommitReply(NamedTuple):
+    status: WriteStatus
+    answers: Mapping[int, bytes] = {}
+    """For some tasks for workers, by position among all records: BUSY, or how an earlier run had ended."""
+    listening: int | None = None
+    """Workers that were called; None if nobody was."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
     """Make one commit."""
-    [status] = await commit_all(store, [work])
-    if isinstance(status, StoreError):
-        raise status
-    return status
+    [reply] = await commit_all(store, [work])
+    if isinstance(reply, StoreError):
+        raise reply
+    return reply.status
 
 
-async def commit_all(store: Store, works: Sequence[Commit]) -> list[WriteStatus | StoreError]:
-    """Make one commit per partition, all in one trip per server."""
-    answers: list[WriteStatus | StoreError] = []
-    for result in await store.run([_commit_group(store, work) for work in works]):
+async def commit_all(store: Store, works: Sequence[Commit], listening: int = 1) -> list[CommitReply | StoreError]:
+    """Make one commit per partition, all in one trip per server. Each worker learns how many are `listening`."""
+    replies: list[CommitReply | StoreError] = []
+    results = await store.run([_commit_group(store, work, listening) for work in works])
+    for work, result in zip(works, results, strict=True):
         if isinstance(result, StoreError):
-            answers.append(result)
+            replies.append(result)
             continue
-        now_us, status = result[0]
+        now_us, status, flat = result[0]
         store.clock.sample(now_us)
-        answers.append(cast("WriteStatus", status.decode()))
-    return answers
+        answers = {position - 1: answer for position, answer in zip(flat[::2], flat[1::2], strict=True)}
+        called = result[1] if work.queues and isinstance(result[1], int) else None  # it may lack the right to publish
+        replies.append(CommitReply(cast("WriteStatus", status.decode()), answers, called))
+    return replies
 
 
-def _commit_group(store: Store, work: Commit) -> Group:
+def _commit_group(store: Store, work: Commit, listening: int) -> Group:
     names = store.keys.partitions[work.partition]
     wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
@@ -329,12 +352,14 @@ def _commit_group(store: Store, work: Commit) -> Group:
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
         len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
-        len(work.answers), runs,
+        len(work.answers), runs, len(work.queues), sum(map(len, work.queues.values())),
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
         keys += (s, d)
         args += (touch.name, touch.g, touch.m, touch.header, touch.d_at, touch.d)
+    if work.queues:
+        _add_queues(names, work.queues, keys, args)
     for place in places:
         keys.append(names.entries(place.name))
         args += (place.name, fresh_score(place))
@@ -352,7 +377,17 @@ def _commit_group(store: Store, work: Commit) -> Group:
         keys.append(names.result(answer.idh))
         args += (answer.ttl_ms, answer.data)
     keys += run_keys
-    return names.slot, [store.scripts.call("commit", keys, args)]
+    call: RedisCommand = store.scripts.call("commit", keys, args)
+    # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
+    return names.slot, [call, ("SPUBLISH", names.work, str(listening))] if work.queues else [call]
+
+
+def _add_queues(names: PartitionKeys, queues: Mapping[str, Sequence[bytes]], keys: list[str], args: list[Any]) -> None:
+    keys += (names.queued, names.acks, names.queues, *map(names.queue, queues))
+    for queue, records in queues.items():
+        args += (queue, len(records))
+    for records in queues.values():
+        args += records
 
 
 def _add_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
@@ -383,69 +418,6 @@ async def drop(store: Store, slices: Sequence[FinishedSlice]) -> list[WriteStatu
         result if isinstance(result, StoreError) else cast("WriteStatus", result[0][1].decode())
         for result in await store.run(groups)
     ]
-
-
-MOST_TASKS: Final = 1_000
-"""Limit of tasks handed off per call: Lua can unpack only some thousand values at once."""
-
-MOST_BYTES: Final = 4 << 20
-"""Maximum bytes of a call, give or take one task: the server answers no other call while it reads."""
-
-BUSY: Final = b""
-"""Answer for a task that has to wait: another task with its id is in a queue."""
-
-
-class HandOff(NamedTuple):
-    """Tasks that one partition hands off in a call."""
-
-    partition: int
-    token: bytes
-    seq: int
-    finished: int
-    touches: list[Touch]
-    queues: dict[str, list[bytes]]
-    """Queue -> records: the packed address a task comes from, then its entry."""
-
-
-class HandOffReply(NamedTuple):
-    status: WriteStatus
-    answers: dict[int, bytes]
-    """For some tasks, by position among all records: BUSY, or how an earlier run had ended."""
-    listening: int = 1
-    """Workers that were called."""
-
-
-async def hand_off(store: Store, works: Sequence[HandOff], listening: int = 1) -> list[HandOffReply | StoreError]:
-    """Make one call per partition, all in one trip per server. Each worker learns how many are `listening`."""
-    handed: list[HandOffReply | StoreError] = []
-    for result in await store.run([_group(store, work, listening) for work in works]):
-        if isinstance(result, StoreError):
-            handed.append(result)
-            continue
-        now_us, status, flat = result[0]
-        store.clock.sample(now_us)
-        answers = {position - 1: answer for position, answer in zip(flat[::2], flat[1::2], strict=True)}
-        called = result[1] if isinstance(result[1], int) else 1  # the user may lack the right to publish
-        handed.append(HandOffReply(cast("WriteStatus", status.decode()), answers, called))
-    return handed
-
-
-def _group(store: Store, work: HandOff, listening: int) -> Group:
-    names = store.keys.partitions[work.partition]
-    keys = [names.fence, names.n, names.slices, names.queued, names.acks, names.queues]
-    keys += map(names.queue, work.queues)
-    tasks = sum(map(len, work.queues.values()))
-    args: list[Any] = [work.token, work.seq, work.finished, len(work.touches), len(work.queues), tasks]
-    for touch in work.touches:
-        s, _, d, _ = touch.keys
-        keys += (s, d)
-        args += (touch.name, touch.g, touch.m, touch.header, touch.d_at, touch.d)
-    for queue, records in work.queues.items():
-        args += (queue, len(records))
-    for records in work.queues.values():
-        args += records
-    # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
-    return names.slot, [store.scripts.call("hand_off", keys, args), ("SPUBLISH", names.work, str(listening))]
 
 
 AT_ONCE: Final = 1_000

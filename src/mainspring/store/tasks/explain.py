@@ -464,7 +464,18 @@ async def explain(
     if no_worker is not None and located.entry.state == "pending":
         # It has not reached its queue yet: better to report this now than when it is late.
         text = f"{text.removesuffix('.')}; {_ended(no_worker)}"
+    if code != "no-sink" and (lacking := _owner_lacks(facts)) is not None:
+        text = f"{text.removesuffix('.')}; {lacking}."
     return _explanation(facts, code, text)
+
+
+def _owner_lacks(facts: Facts) -> str | None:
+    """Say that the owner of a waiting task cannot deliver it."""
+    body, about = facts.entry.body, facts.about_owner
+    scheme = "" if body is None else body.target.partition(":")[0]
+    if about is None or scheme not in about.lacks or facts.entry.state != "pending":
+        return None
+    return f"node {facts.owner}, which owns its partition, cannot deliver to {scheme}: for want of a package"
 
 
 async def _unrunnable(store: Store, entry: Found, allowed: Sequence[str] | None) -> str | None:

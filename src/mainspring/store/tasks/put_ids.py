@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
-from ...model.ids import idh_of
+from ...model.errors import Conflict, MainspringError, NotConfirmed, StoreError, Unavailable
+from ...model.ids import idh_of, schedule_named
 from ...model.task import Handle, OnConflict, PutOutcome, TaskInfo
 from ..codec import HEADER_BYTES, decode
 from ..durability import SERVER, Durability, executed
@@ -209,6 +209,33 @@ class RetryWindow:
         await self._store.recover()
 
 
+async def ids_of_runs(store: Store, ids: Sequence[str], wait_s: float = 0.0) -> dict[int, Conflict]:
+    """Return the refusals of ids that belong to runs of schedules, by number.
+
+    Such a run is stored with its schedule, so a put would not find it: there would be two tasks with one id and one
+    idempotency key, and receivers would drop one of them.
+    """
+    named = {i: name for i, id in enumerate(ids) if (name := schedule_named(id)) is not None}
+    if not named:
+        return {}
+    names = sorted(set(named.values()))
+    homes = [store.keys.partitions[partition_of(name, len(store.keys))] for name in names]
+    groups: list[Group] = [
+        (keys.slot, [("HEXISTS", keys.sched, name)]) for keys, name in zip(homes, names, strict=True)
+    ]
+    window = RetryWindow(store, wait_s)
+    answers = await store.run(groups)
+    while failure := next((one for one in answers if isinstance(one, StoreError)), None):
+        await window.after(failure)
+        answers = await store.run(groups)
+    there = {name for name, [exists] in zip(names, cast("list[Any]", answers), strict=True) if exists}
+    return {
+        i: Conflict(f"id {ids[i]!r} is that of a run of schedule {name!r}; choose another")
+        for i, name in named.items()
+        if name in there
+    }
+
+
 class NamedPuts:
     """Puts tasks by id: new ones in bulk, known ones by the rule the caller chose."""
 
@@ -232,7 +259,9 @@ class NamedPuts:
         After the first unconfirmed write, wait for no further confirmation: store the rest and report it unconfirmed.
         """
         # Tasks with the same id in one call are put one after another, as in separate calls.
-        items, failures = await self._noted(items, now_ms, wait_s)
+        runs = await ids_of_runs(self._store, [item.id for item in items], wait_s)
+        items, unnoted = await self._noted(items, now_ms, wait_s)
+        failures: dict[int, MainspringError] = {**unnoted, **runs}
         first, *later = _rounds(items, [i for i in range(len(items)) if i not in failures])
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:

@@ -1,12 +1,14 @@
--- Commit outcomes other than plain success for one partition: retries, dead letters, dropped repeats; and move held work
--- into hold slices.
+-- Commit what has to be written besides a done bit, for one partition: retries, dead letters, dropped repeats, held work
+-- that moves into hold slices, answers of receivers, tasks that go to the queues of workers, and the history of all these.
 --
--- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; s, f, x of each slice that tasks are moved from; a key for each answer; if runs are written, those of
---       lib/_runs.lua
+-- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; if tasks are handed off: queued, acks,
+--       queues, and the stream of each queue; s of each place for retries and moves; s, f, x of each slice that tasks are
+--       moved from; a key for each answer; if runs are written, those of lib/_runs.lua
 -- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, runs (see
---       lib/_runs.lua, '' = none), then
+--       lib/_runs.lua, '' = none), queues, tasks, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
+--         per queue: name, how many of the tasks
+--         per task, queue by queue: its record (see _record.lua)
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
 --           (counted from 1, 0 = leave no mark), the part of its entry that stays there
@@ -17,31 +19,86 @@
 --           stays there ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
 --         per answer of a receiver: time to live in ms, bytes
--- returns {time in us, status}; status: ok | fenced | rolledback | stale
--- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. A moved task
---   was not begun, so it may have been cancelled: then it stays cancelled, and is not moved. Its fired bit is set with its
---   done bit: a cancel by its old address must ask the index. If handles may know the old place, a mark leads to
---   the new one: otherwise a task that is cancelled there would look done here.
+-- returns {time in us, status, {position, answer ...}}; status: ok | fenced | rolledback | stale
+--   an answer only for some tasks that were to be handed off: '' (another task with its id is in a queue: it stays fired,
+--   to be handed off later), or the outcome of a run that had ended before
+-- keeps: a task leaves its slice only together with its retry, its dead letter, its place in a hold slice or in a stream. A
+--   moved task was not begun, so it may have been cancelled: then it stays cancelled, and is not moved. Its fired bit is set
+--   with its done bit: a cancel by its old address must ask the index. If handles may know the old place, a mark leads to
+--   the new one: otherwise a task that is cancelled there would look done here. At most one task of an id is in a stream; a
+--   task of a lane stays fired, and is not added again when a new owner hands it off again.
 local now = now_us()
 local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
 local touched, places, retries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local deaths, holds = tonumber(ARGV[8]), tonumber(ARGV[9])
 local moves, records, answers = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+local streams, tasks = tonumber(ARGV[14]), tonumber(ARGV[15])
 local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
-if status == 'repeated' then return {now, 'ok'} end
-if status then return {now, status} end
-local a = 13
+if status == 'repeated' and tasks == 0 then return {now, 'ok', {}} end
+if status and status ~= 'repeated' then return {now, status, {}} end
+local first_touched = 15
 for i = 0, touched - 1 do
-  local at = a + i * 6
-  if not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
-    return {now, 'stale'}
+  local at = first_touched + i * 6
+  if not status and not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
+    return {now, 'stale', {}}
   end
 end
-local first_touched = a
-a = a + touched * 6
-local place_key, first_place = 8 + touched * 2, a
+local first_queue, queue_key = first_touched + touched * 6, 8 + touched * 2
+local first_task = first_queue + streams * 2
+local a = first_task + tasks
+local place_key, first_place = queue_key + (streams > 0 and streams + 3 or 0), a
+
+-- Tasks for workers. The work per task is written out: function calls, and tables that are searched for their end, would
+-- cost more than the commands.
+local sub, byte = string.sub, string.byte
+local idhs, of_lane, lane_places, lanes = {}, {}, {}, 0
+local in_queues, ended, out, busy = {}, {}, {}, {}
+local function answer(i, word) out[#out + 1], out[#out + 2] = i, word end
+
+local function ack_of(i, record)
+  local ack = ended[address_of(record)]
+  return ack and sub(ack, 1, 16) == idhs[i] and sub(ack, 17)
+end
+
+local function is_there(i, record) return in_queues[i] and sub(in_queues[i], 1, 14) == address_of(record) end
+
+-- The done bit of a task, by its address; read only for tasks that have to wait.
+local function done_bit(record)
+  local name, _, index = place_of(address_of(record))
+  for i = 0, touched - 1 do
+    if ARGV[first_touched + i * 6 + 1] == name then return KEYS[10 + i * 2], index end
+  end
+  return nil
+end
+
+if tasks > 0 then
+  for i = 1, tasks do
+    local record = ARGV[first_task + i]
+    idhs[i] = sub(record, 20, 35)
+    if byte(record, 19) % 4 > 1 then
+      lanes = lanes + 1
+      of_lane[i], lane_places[lanes] = true, sub(record, 1, 14)
+    end
+  end
+  in_queues = redis.call('HMGET', KEYS[queue_key + 1], unpack(idhs))
+  if lanes > 0 then
+    for i, ack in ipairs(redis.call('HMGET', KEYS[queue_key + 2], unpack(lane_places))) do ended[lane_places[i]] = ack end
+  end
+end
+if status == 'repeated' then
+  for i = 1, tasks do
+    local record = ARGV[first_task + i]
+    if of_lane[i] then
+      if not is_there(i, record) then answer(i, ack_of(i, record) or '') end
+    else
+      local d, index = done_bit(record)
+      if d and redis.call('GETBIT', d, index) == 0 then answer(i, '') end
+    end
+  end
+  return {now, 'ok', out}
+end
 local incarnation = {}
 a = a + places * 2
 
@@ -143,6 +200,40 @@ for i = 1, answers do
   redis.call('SET', KEYS[from_key + moves * 3 + i], ARGV[a + 2], 'PX', ARGV[a + 1])
   a = a + 2
 end
+local added, aside = 0, 0
+if tasks > 0 then
+  local queued, queues = KEYS[queue_key + 1], KEYS[queue_key + 3]
+  local in_queue, p, seen, i = {}, 0, {}, 0
+  local call = redis.call
+  for q = 1, streams do
+    local name, stream = ARGV[first_queue + q * 2 - 1], KEYS[queue_key + 3 + q]
+    if call('EXISTS', stream) == 0 then
+      call('XGROUP', 'CREATE', stream, 'w', '0', 'MKSTREAM')
+      call('SADD', queues, name)
+    end
+    for _ = 1, tonumber(ARGV[first_queue + q * 2]) do
+      i = i + 1
+      local record, idh = ARGV[first_task + i], idhs[i]
+      local ack = of_lane[i] and ack_of(i, record)
+      if ack then
+        answer(i, ack)
+      elseif in_queues[i] or seen[idh] then
+        if not is_there(i, record) then
+          answer(i, '')
+          if not of_lane[i] then busy[#busy + 1] = record end
+        end
+      else
+        seen[idh] = true
+        in_queue[p + 1], in_queue[p + 2] = idh, sub(record, 1, 14) .. call('XADD', stream, '*', 'e', record) .. ' ' .. name
+        p = p + 2
+        if of_lane[i] then aside = aside + 1 else added = added + 1 end
+      end
+    end
+  end
+  spread(in_queue, p, 'HSET', queued)
+end
+if added > 0 then redis.call('HINCRBY', n, 'queued', added) end
+if aside > 0 then redis.call('HINCRBY', n, 'aside', aside) end
 if spilled > 0 then redis.call('HINCRBY', n, 'spilled', spilled) end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 if replaced > 0 then redis.call('HINCRBY', n, 'replaced', replaced) end
@@ -151,8 +242,12 @@ if deaths > 0 then redis.call('HINCRBY', n, 'dead', deaths) end
 for i = 0, touched - 1 do
   local at = first_touched + i * 6
   if ARGV[at + 5] == '-1' then redis.call('SET', KEYS[10 + i * 2], ARGV[at + 6])
-  else redis.call('SETRANGE', KEYS[10 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
+  elseif ARGV[at + 6] ~= '' then redis.call('SETRANGE', KEYS[10 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
+end
+for _, record in ipairs(busy) do
+  local d, index = done_bit(record)
+  if d then redis.call('SETBIT', d, index, 0) end
 end
 redis.call('SET', fence, new_fence)
 write_runs(now, ARGV[13])
-return {now, 'ok'}
+return {now, 'ok', out}

@@ -1,0 +1,180 @@
+"""`mainspring run`: the history of runs. List and show them, count them over time, follow the log of a running one."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from mainspring.cli.listing import Instant, Listing, StateCell, listing
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.output import aligned, answer_lines, output_lines, printable
+from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.model.explain import moment, span
+from mainspring.model.run import BUCKETS, KeptRun, RunCounts
+
+if TYPE_CHECKING:
+    from mainspring.client.client import Client
+    from mainspring.config.config import Config
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+RunSchedule = Annotated[str | None, typer.Option(help="Only runs of this schedule.")]
+RunTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
+RunQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
+RunLane = Annotated[str | None, typer.Option(help="The task's lane, if several tasks have the id.")]
+
+_LOOK_S: Final = 0.5
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+
+
+@app.command("list")
+@listing
+def list_(
+    config: "Config",
+    schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    id: Annotated[str | None, typer.Option("--id", help="Only attempts at this task.")] = None, lane: RunLane = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker or node.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="done, retry, dead, …; failed for all failures.")] = None,
+    ended_after: Annotated[str | None, typer.Option(help="Only what ended from this time on.")] = None,
+    ended_before: Annotated[str | None, typer.Option(help="Only what ended before this time.")] = None,
+    limit: Annotated[int, typer.Option(help="Runs of a page, up to 1000.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
+) -> Listing:  # fmt: skip
+    """List runs, the newest first."""
+    filters: dict[str, Any] = {
+        "schedule": schedule, "target": target, "queue": queue, "id": id, "lane": lane, "worker": worker,
+        "outcome": outcome, "ended_after": when_of(ended_after), "ended_before": when_of(ended_before),
+    }  # fmt: skip
+    page = with_client(config, lambda client: client.runs(limit=limit, cursor=cursor, **filters))
+    return Listing(
+        columns=("ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARGET", "REASON"),
+        rows=[_row(run) for run in page.runs],
+        value={"runs": [run.as_dict() for run in page.runs], "next": page.next},
+        empty="there are no runs" if not any(filters.values()) else "no run matches",
+        more=None if page.next is None else f"--cursor {page.next}",
+    )
+
+
+def _row(run: KeptRun) -> tuple[Any, ...]:
+    record, shown = run.record, run.as_dict()
+    return (
+        run.id, Instant(record.ended_ms), record.task_id, str(record.attempt), StateCell(record.end),
+        span(record.ended_ms - record.began_ms) if record.began_ms else "", shown["target"], record.reason,
+    )  # fmt: skip
+
+
+@app.command()
+def show(
+    id: str, redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show one run with its response, output, log and traceback; exit code 1 if it is not kept."""
+    run = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.run(id))
+    if run is None:
+        print(f"{id}: there is no run with this id; the history may no longer have it", file=sys.stderr)
+        raise typer.Exit(1)
+    if json:
+        print_json(run.as_dict())
+    else:
+        print("\n".join(map(printable, lines_of(run))))
+
+
+def lines_of(run: KeptRun) -> list[str]:
+    """Describe a run for people."""
+    record, details = run.record, run.details
+    facts: list[tuple[str, object]] = [
+        ("run", run.id), ("task", record.task_id), ("lane", record.lane), ("schedule", record.schedule),
+        ("target", run.as_dict()["target"]), ("queue", record.queue), ("run by", record.by),
+        ("outcome", record.end), ("code", record.code), ("reason", record.reason or None),
+        ("attempt", record.attempt), ("due", moment(record.due_ms)),
+        ("began", moment(record.began_ms) if record.began_ms else None),
+        ("ended", moment(record.ended_ms)),
+        ("took", span(record.ended_ms - record.began_ms) if record.began_ms else None),
+        ("next", None if record.next_ms is None else moment(record.next_ms)),
+    ]  # fmt: skip
+    lines = aligned([(name, str(value)) for name, value in facts if value is not None])
+    if details is None:
+        return lines
+    lines += [f"log         {line}" for line in details.log]
+    lines += [] if details.response is None else answer_lines(details.response)
+    lines += [] if details.output is None else output_lines(details.output)
+    return lines + ["traceback", *(f"  {line}" for line in details.traceback.splitlines())] * bool(details.traceback)
+
+
+@app.command()
+def log(
+    id: Annotated[str, typer.Argument(help="The id of a task, also while it runs, or of a run.")], lane: RunLane = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None, config: Settings = None,
+) -> None:  # fmt: skip
+    """Print what a run has written: log lines of a handler, or output of a command."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    with_client(loaded, lambda client: _print_log(client, id, lane, follow))
+
+
+async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) -> None:
+    part = await client.run_log(id, lane=lane)
+    while True:
+        print("\n".join(map(printable, part.text.split("\n"))), end="", flush=True)
+        if part.over or (not part.text and not follow):
+            return
+        if not part.text:
+            await asyncio.sleep(_LOOK_S)
+        part = await client.run_log(id, lane=lane, cursor=part.next)
+
+
+@app.command()
+def stats(
+    schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    start: Annotated[str | None, typer.Option(help="Where the counts begin; a day ago.")] = None,
+    end: Annotated[str | None, typer.Option(help="Where they end; now.")] = None,
+    step: Annotated[Literal["minute", "hour"], typer.Option(help="minute or hour.")] = "hour",
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Count runs over time, with small charts; of one schedule, target or queue, or of all."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    found = with_client(
+        loaded,
+        lambda client: client.run_stats(
+            schedule=schedule, target=target, queue=queue, start=when_of(start), end=when_of(end), step=step
+        ),
+    )
+    if json:
+        print_json(found)
+        return
+    for line in stat_lines(found.stats):
+        print(line)
+    history = found.history
+    print(f"history: {history.bytes:,} bytes, details {history.details_bytes:,}")
+    if history.oldest_ms:
+        print(f"complete since {moment(history.oldest_ms)}, failures since {moment(history.oldest_failed_ms)}")
+
+
+def stat_lines(counts: Sequence[RunCounts]) -> list[str]:
+    """Return a chart for each count over time, and the durations of all runs."""
+    if not any(one.runs for one in counts):
+        return ["no runs in this time"]
+    names = ("ok", "failed", "retried", "skipped")
+    values = {name: [getattr(one, name) for one in counts] for name in names}
+    rows = [(name, _chart(some), f"{sum(some):,}") for name, some in values.items()]
+    lines = [f"{moment(counts[0].at_ms)} to {moment(counts[-1].at_ms)}", *aligned(rows), ""]
+    for title, field in (("took", "durations"), ("late", "latenesses")):
+        sums = [sum(getattr(one, field)[i] for one in counts) for i in range(BUCKETS)]
+        most = max(sums)
+        some = [i for i in range(BUCKETS) if sums[i]]
+        bars = [("", _limit(i), "█" * round(30 * sums[i] / most), f"{sums[i]:,}") for i in some]
+        lines += aligned([(title, *bar[1:]) if bar is bars[0] else bar for bar in bars])
+    return lines
+
+
+def _chart(values: Sequence[int]) -> str:
+    most = max(values)
+    return "".join(_BARS[-(-value * 8 // most) if most else 0] for value in values)
+
+
+def _limit(bucket: int) -> str:
+    """Return the durations of a bucket in words."""
+    return f"from {span(4 ** (bucket - 1))}" if bucket == BUCKETS - 1 else f"under {span(4**bucket)}"

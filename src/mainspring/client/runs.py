@@ -1,0 +1,187 @@
+"""The calls of a client for the history: list and show runs, count them, follow the log of a running one."""
+
+from abc import abstractmethod
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from ..model.errors import InvalidInput
+from ..model.ids import check_name
+from ..model.run import (
+    FAILED_ENDS,
+    HistoryState,
+    KeptRun,
+    NotRunEnd,
+    RunCounts,
+    RunDetails,
+    RunEnd,
+    RunFilter,
+    RunsPage,
+    TaskEnd,
+)
+from ..model.targets.names import check_queue, receiver_of
+from ..model.text import check_text
+from ..model.times import When, instant_ms
+from ..store import runs as history
+from ..store.keys import HOUR_MS, MINUTE_MS
+from ..store.store import Store
+from ..store.tasks.dead_letters import find_live
+from ..store.tasks.find import resolve
+
+RunOutcome = RunEnd | Literal["failed"]
+"""How a run ended; `failed` is every end that counts as a failure."""
+
+ENDS: Final[tuple[str, ...]] = (*get_args(TaskEnd), *get_args(NotRunEnd))
+STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
+MOST_STEPS: Final = 24 * 31
+"""Most minutes or hours of one answer."""
+
+_LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
+
+
+class RunStats(msgspec.Struct, frozen=True):
+    """Counts of runs over time, and how much history there is."""
+
+    stats: list[RunCounts]
+    """One for each minute or hour, oldest first."""
+    history: HistoryState
+
+
+class RunLog(msgspec.Struct, frozen=True):
+    """A part of what a run has written so far."""
+
+    text: str
+    next: str
+    """Pass it as cursor to get what follows."""
+    over: bool
+    """True if nothing follows."""
+
+
+class RunOperations:
+    """Calls of Client for the history of runs."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    async def runs(
+        self,
+        *,
+        schedule: str | None = None,
+        target: str | None = None,
+        queue: str | None = None,
+        id: str | None = None,
+        lane: str | None = None,
+        worker: str | None = None,
+        outcome: RunOutcome | None = None,
+        ended_after: When | None = None,
+        ended_before: When | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> RunsPage:
+        """Runs that match every filter, newest first; pass `page.next` as cursor for the next page.
+
+        - `schedule`, `target` (whole, or its beginning and `*`), `queue`, `worker` (or node), `id` of a task and its
+          `lane`.
+        - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included).
+
+        A page looks through a bounded part of the history: with filters it may be short, and still name a next one.
+        """
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
+        for name, text in (("schedule", schedule), ("target", target), ("queue", queue), ("worker", worker)):
+            if text is not None:
+                check_text(text, name)
+        if outcome is not None and outcome not in (*ENDS, "failed"):
+            raise InvalidInput(f"outcome is {outcome!r}; use failed, or one of {', '.join(ENDS)}")
+        where = RunFilter(
+            schedule=schedule,
+            target=target,
+            queue=queue,
+            by=worker,
+            ends=None if outcome is None else FAILED_ENDS if outcome == "failed" else frozenset({outcome}),
+            from_ms=0 if ended_after is None else instant_ms(ended_after, field="ended_after"),
+            to_ms=RunFilter().to_ms if ended_before is None else instant_ms(ended_before, field="ended_before"),
+        )
+        if not 0 <= where.from_ms < where.to_ms:
+            raise InvalidInput("the range is empty: ended_before must be later than ended_after")
+        if id is None:
+            return await history.list_runs(self.store, where, cursor, limit)
+        return await history.runs_of_task(self.store, await resolve(self.store, id, lane), where, cursor, limit)
+
+    async def run(self, id: str) -> KeptRun | None:
+        """Return a run by its own id, with its response, output, log and traceback while they are kept."""
+        return await history.read_run(self.store, check_name(id, "id"))
+
+    async def run_stats(
+        self,
+        *,
+        schedule: str | None = None,
+        target: str | None = None,
+        queue: str | None = None,
+        start: When | None = None,
+        end: When | None = None,
+        step: Literal["minute", "hour"] = "hour",
+    ) -> RunStats:
+        """Return the counts of all runs, or of those of a schedule, a target or a queue, by minute or hour.
+
+        Without `start` they begin a day before the end, or with minutes an hour; `end` is now by default. Minutes are
+        kept for two hours, hours for two weeks. A webhook's target counts by its host.
+        """
+        if step not in STEPS_MS:
+            raise InvalidInput(f"step is {step!r}; use minute or hour")
+        width_ms = STEPS_MS[step]
+        end_ms = await self.store.sample_clock() + 1 if end is None else instant_ms(end, field="end")
+        start_ms = (
+            end_ms - (24 if step == "hour" else 60) * width_ms if start is None else instant_ms(start, field="start")
+        )
+        if not 0 <= end_ms - start_ms <= MOST_STEPS * width_ms:
+            raise InvalidInput(
+                f"the range must have between 0 and {MOST_STEPS} steps; give a later start, or step='hour'"
+            )
+        if sum(one is not None for one in (schedule, target, queue)) > 1:
+            raise InvalidInput("give one of schedule, target and queue")
+        kind, name = subject_of(schedule, target, queue)
+        counts = await history.run_counts(self.store, kind, name, start_ms, end_ms, width_ms)
+        return RunStats(counts, await history.history_state(self.store))
+
+    async def run_log(self, id: str, *, lane: str | None = None, cursor: str | None = None) -> RunLog:
+        """Return what a run has written: log lines of a handler, or output of a command.
+
+        `id` is a task's, also while it runs, or a run's. Pass `log.next` as cursor for what follows, until `log.over`.
+        """
+        if lane is None and history.is_run_id(id, len(self.store.keys)):
+            run = await self.run(id)
+            return RunLog("" if run is None or cursor is not None else history.text_of(run), cursor or "0", True)
+        reference = await resolve(self.store, id, lane)
+        text, after = await history.read_log(self.store, reference, cursor or "0")
+        if text:
+            return RunLog(text, after, False)
+        if (await find_live(self.store, id, lane)).state in _LIVE:
+            return RunLog("", after, False)
+        page = await self.runs(id=id, lane=lane, limit=1)
+        run = await self.run(page.runs[0].id) if page.runs else None
+        if run is None or run.details is None:
+            return RunLog("", after, True)
+        shown = "" if cursor is None else (await history.read_log(self.store, reference, "0"))[0]
+        return RunLog(_rest(run.details, shown), after, True)
+
+
+def _rest(details: RunDetails, shown: str) -> str:
+    """Return what a run has written after `shown`, which was published while it ran."""
+    if details.output is not None and shown:
+        return ""  # a command publishes everything
+    lines = [f"{line}\n" for line in details.log]
+    known = next(n for n in range(len(lines), -1, -1) if shown.endswith("".join(lines[:n])))
+    return "".join(lines[known:]) + ("" if details.output is None else history.output_text(details.output))
+
+
+def subject_of(schedule: str | None, target: str | None, queue: str | None) -> tuple[history.Subject, str | None]:
+    """Return the kind and the name under which runs are counted; all runs are counted by their targets."""
+    if schedule is not None:
+        return "s", check_text(schedule, "schedule")
+    if queue is not None:
+        return "q", check_queue(queue)
+    if target is None:
+        return "t", None
+    return "t", receiver_of(target) if target.startswith("http") else check_text(target, "target")

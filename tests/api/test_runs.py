@@ -1,0 +1,189 @@
+"""The history of runs over HTTP and on the command line: the same runs by the same words."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mainspring.cli import app as command_line
+from mainspring.client.http import Api as Remote
+from mainspring.client.http import RemoteClient
+from mainspring.config.config import Config
+from mainspring.model.errors import InvalidInput
+from mainspring.model.ids import idh_of
+from mainspring.model.job import Output
+from mainspring.model.run import Run, RunDetails, RunRecord
+from mainspring.store.keys import partition_of
+from mainspring.store.owner import fire
+from mainspring.store.runs import publish_logs
+from mainspring.store.tasks.find import Reference
+from mainspring.testing.servers import Server
+from tests.support.api_calls import Api, serving_api
+from tests.support.owner import HandOwner
+
+HOOK = "https://example.com/hook?key=secret"
+
+
+@pytest.fixture
+async def api(server: Server, namespace: str) -> AsyncIterator[Api]:
+    # Without the scheduler: the test writes as the owner.
+    config = Config(redis_url=server.url, namespace=namespace, partitions=4, port=0, roles=("api",))
+    async with serving_api(config) as serving:
+        yield serving
+
+
+def record(api: Api, number: int, **more: Any) -> RunRecord:
+    now_ms = api.client.store.clock.now_ms()
+    task_id = f"task-{number}"
+    fields: dict[str, Any] = {"idh": idh_of(task_id), "id": task_id, "end": "done", "attempt": 1, "due_ms": now_ms - 50}
+    fields |= {"began_ms": now_ms - 40, "ended_ms": now_ms, "target": HOOK, "by": "node-1", "code": 200}
+    return RunRecord(**fields | more)
+
+
+async def write(api: Api, *runs: Run) -> None:
+    """Write runs as the owner of their partitions does."""
+    store = api.client.store
+    for run in runs:
+        owner = await HandOwner.acquire(store, partition_of(run.record.task_id, len(store.keys)))
+        work = fire.Commit(owner.partition, owner.token, owner.seq + 1, 0, 0, [], [], [], [], runs=[run])
+        assert await fire.commit(store, work) == "ok"
+
+
+@pytest.fixture
+async def written(api: Api) -> Api:
+    details = RunDetails(log=("one", "two"), output=Output(3, b"out\n", b"err\n", 4, 4), traceback="Trace")
+    await write(
+        api,
+        Run(record(api, 1)),
+        Run(
+            record(api, 2, end="dead", code="OSError", reason="no route", target="command:backup", queue="ops"), details
+        ),
+        Run(record(api, 3, id="nightly@3", idh=idh_of("nightly@3"), planned_ms=3)),
+    )
+    return api
+
+
+async def test_runs_are_listed_by_each_filter(written: Api) -> None:
+    async def tasks(query: str) -> set[str]:
+        answer = await written.get(f"/v1/runs{query}")
+        assert answer.status == 200, answer
+        return {one["task"] for one in answer.json["runs"]}
+
+    assert await tasks("") == {"task-1", "task-2", "nightly@3"}
+    assert await tasks("?schedule=nightly") == {"nightly@3"}
+    assert await tasks("?queue=ops") == await tasks("?outcome=failed") == await tasks("?id=task-2") == {"task-2"}
+    assert await tasks("?worker=node-2") == await tasks("?ended_before=2020-01-01T00:00:00Z") == set()
+    assert await tasks("?target=https://*") == {"task-1", "nightly@3"}
+    first = (await written.get("/v1/runs?limit=2")).json
+    rest = (await written.get(f"/v1/runs?limit=2&cursor={first['next']}")).json
+    assert [len(first["runs"]), len(rest["runs"]), rest["next"]] == [2, 1, None]
+
+
+async def test_a_query_of_a_webhook_is_not_shown(written: Api) -> None:
+    assert b"secret" not in (await written.get("/v1/runs")).body
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?outcome=late", "?limit=0", "?cursor=x", "?ended_after=2021-01-01T00:00:00Z&ended_before=2020-01-01T00:00:00Z"],
+)
+async def test_a_wrong_filter_is_refused(api: Api, query: str) -> None:
+    answer = await api.get(f"/v1/runs{query}")
+    assert answer.problem == "invalid"
+
+
+async def test_one_run_is_shown_with_its_details(written: Api) -> None:
+    [run] = (await written.get("/v1/runs?outcome=dead")).json["runs"]
+    shown = (await written.get(f"/v1/runs/{run['id']}")).json
+    assert (shown["code"], shown["log"], shown["traceback"]) == ("OSError", ["one", "two"], "Trace")
+    assert shown["output"]["stdout"] == "out\n"
+    assert shown["ended"].endswith("Z")
+    assert (await written.get("/v1/runs/0.1.1.1")).problem == "not-found"
+    log = (await written.get(f"/v1/runs/{run['id']}/log")).json
+    assert log == {"text": "one\ntwo\nout\nerr\n", "next": "0", "over": True}
+
+
+async def test_a_bound_key_sees_only_the_runs_of_its_targets(written: Api) -> None:
+    [hidden] = (await written.get("/v1/runs?outcome=dead")).json["runs"]
+    written.token = await written.key("reader", targets=("https://example.com/*",))
+    assert {one["task"] for one in (await written.get("/v1/runs")).json["runs"]} == {"task-1", "nightly@3"}
+    assert (await written.get(f"/v1/runs/{hidden['id']}")).problem == "not-found"
+    assert (await written.get(f"/v1/runs/{hidden['id']}/log")).problem == "not-found"
+    assert (await written.get("/v1/runs/task-2/log")).problem == "not-found"
+    assert (await written.get("/v1/stats")).problem == "forbidden"
+    assert (await written.get("/v1/stats?target=https://example.com/hook")).status == 200
+
+
+async def test_runs_are_counted_over_time(written: Api) -> None:
+    answer = (await written.get("/v1/stats")).json
+    assert sum(one["ok"] for one in answer["stats"]) == 2
+    assert sum(one["failed"] for one in answer["stats"]) == 1
+    assert answer["history"]["written"] == 3
+    [*_, hour] = (await written.get("/v1/stats?queue=ops&step=hour")).json["stats"]
+    assert (hour["ok"], hour["failed"], sum(hour["durations"])) == (0, 1, 1)
+
+
+async def test_python_says_the_same_directly_and_over_http(written: Api) -> None:
+    def ask(call: Callable[[RemoteClient], Coroutine[Any, Any, Any]]) -> Any:
+        with contextlib.closing(Remote(written.url)) as api:
+            return asyncio.run(call(RemoteClient(api)))
+
+    direct = await written.client.runs(outcome="failed")
+    [over_http] = (await asyncio.to_thread(ask, lambda remote: remote.runs(outcome="failed"))).runs
+    assert [over_http] == direct.runs
+    one = await written.client.run(over_http.id)
+    assert await asyncio.to_thread(ask, lambda remote: remote.run(over_http.id)) == one
+    assert await asyncio.to_thread(ask, lambda remote: remote.run("0.1.1.1")) is None
+    stats = await asyncio.to_thread(ask, lambda remote: remote.run_stats(queue="ops"))
+    assert stats.history.written == 3
+    assert sum(one.failed for one in stats.stats) == 1
+    assert (await asyncio.to_thread(ask, lambda remote: remote.run_log(over_http.id))).over
+    with pytest.raises(InvalidInput, match="outcome is 'late'"):
+        await written.client.runs(outcome="late")  # type: ignore[arg-type]
+
+
+async def test_the_command_line_lists_shows_and_counts_runs(written: Api, server: Server, namespace: str) -> None:
+    def call(*words: str) -> str:
+        place = ("--redis-url", server.url, "-n", namespace)
+        result = CliRunner().invoke(command_line, ["run", *words, *place])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    table = await asyncio.to_thread(call, "list", "--outcome", "failed")
+    assert "task-2" in table
+    assert "no route" in table
+    assert "task-1" not in table
+    [run] = json.loads(await asyncio.to_thread(call, "list", "--outcome", "failed", "--json"))["runs"]
+    shown = await asyncio.to_thread(call, "show", run["id"])
+    for word in ("command:backup", "OSError", "no route", "Trace", "log         one"):
+        assert word in shown
+    assert await asyncio.to_thread(call, "log", run["id"]) == "one\ntwo\nout\nerr\n"
+    chart = await asyncio.to_thread(call, "stats")
+    assert "█" in chart
+    assert "failed" in chart
+
+
+# -- logs of running jobs ---------------------------------------------------------------------------------------------
+
+
+async def test_the_log_of_a_running_job_is_followed_to_its_end(api: Api) -> None:
+    store = api.client.store
+    handle = await api.client.put("log:", "x", after="1h")
+    reference = Reference.parse(handle.id, None, len(store.keys))
+    reading = asyncio.create_task(api.get(f"/v1/runs/{handle.id}/log?follow=true"))
+    for text in ("one\n", "two\n"):
+        await publish_logs(store, [(reference.home, reference.idh, text)])
+    part = await api.client.run_log(handle.id)
+    assert (part.text, part.over) == ("one\ntwo\n", False)
+    await publish_logs(store, [(reference.home, reference.idh, "three\n")])
+    rest = await api.client.run_log(handle.id, cursor=part.next)
+    assert (rest.text, rest.over) == ("three\n", False)
+    await api.client.cancel(handle.id)
+    followed = await asyncio.wait_for(reading, 30)
+    assert followed.headers["content-type"] == "text/plain; charset=utf-8"
+    assert followed.body == b"one\ntwo\nthree\n"
+    assert (await api.client.run_log(handle.id, cursor=rest.next)).over
