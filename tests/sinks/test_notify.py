@@ -1,6 +1,7 @@
 """Notices on their way out: boxes, digests, mail, chats and webhooks, on real servers; and beats that do not come."""
 
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,20 @@ async def test_a_digest_that_was_cancelled_does_not_close_the_box_for_ever(
         await ticker.advance(minutes=2)
         [message] = messages(receiver)
         assert message["title"] == "schedule:s1 failed"
+
+
+async def test_a_channel_whose_package_is_missing_keeps_its_notices(
+    tickers: Tickers, store: Store, http: HttpSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail = {"ops": {"to": "mail:a@example.com", "smtp": "smtp://127.0.0.1:1?tls=never"}}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "aiosmtplib", None)
+        ticker = await ticking(tickers, http, mail)
+        await Notices(ticker.store).put(notice_tasks(decided(1)))
+        await ticker.advance(minutes=1)
+        [waiting] = (await ticker.client.list()).tasks
+        told = await ticker.client.explain(waiting.id)
+    assert "pip install 'mainspring[mail]'" in told.text
 
 
 async def test_what_is_no_notice_dies_and_an_unknown_channel_waits_for_a_node_that_knows_it(

@@ -191,8 +191,8 @@ def code_of(said: Outcome) -> int | str | None:
 HistoryRule = Literal["all", "failures", "off"]
 """Runs that are kept: all, those that failed, or none."""
 
-_KEPT_WHOLE: Final = frozenset({"http", "https", "queue", "command"})
-"""Schemes whose runs are all kept unless a rule says otherwise: webhooks, handlers, commands."""
+_KEPT_WHOLE: Final = frozenset({"http", "https", "queue", "command", "notify"})
+"""Schemes whose runs are all kept unless a rule says otherwise: webhooks, handlers, commands, notices."""
 _RULE_KEY: Final = re.compile(r"(?:schedule|queue|target):.+|(?!schedule:|target:)[a-z][a-z0-9+.-]*:", re.DOTALL)
 
 
@@ -200,7 +200,7 @@ _RULE_KEY: Final = re.compile(r"(?:schedule|queue|target):.+|(?!schedule:|target
 class HistoryRules:
     """Which runs are kept. The nearest rule counts: that of the schedule, the queue, the named target, the scheme.
 
-    Without a rule, all runs of schedules, handlers, commands and webhooks are kept, and the failures of other tasks.
+    Without a rule, all runs of schedules, handlers, commands, webhooks and notices are kept, and other failures.
     """
 
     rules: Mapping[str, HistoryRule] = field(default_factory=dict)

@@ -103,12 +103,14 @@ class NotifySink(NoticeSink):
         super().__init__(channels)
         self._http = http
         self._namespace = namespace
+        # Looked up once: every notice that comes due asks.
+        self._lacks = {name: missing_for(one, http) for name, one in channels.items()}
 
     def missing(self, target: str) -> str | None:
         """Return the package that this node lacks for a channel; without a name, for any of them."""
         name = target.partition(":")[2].removesuffix(DIGEST)
-        asked = [self.channels[name]] if name in self.channels else [] if name else self.channels.values()
-        return next((reason for one in asked if (reason := missing_for(one, self._http)) is not None), None)
+        reasons = [self._lacks.get(name)] if name else self._lacks.values()
+        return next((reason for reason in reasons if reason is not None), None)
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         name, is_digest = _read_target(batch[0].target)
@@ -167,13 +169,13 @@ def missing_for(channel: Channel, http: HttpSink) -> str | None:
         case WebWay():
             return http.missing(channel.way.hook.url)
         case MailWay():
-            return None if find_spec("aiosmtplib") else _needs("mail", "aiosmtplib", "mail")
+            return None if find_spec("aiosmtplib") else _needs("a channel with mail", "aiosmtplib", "mail")
         case AppriseWay():
-            return None if find_spec("apprise") else _needs("addresses of apprise", "apprise", "apprise")
+            return None if find_spec("apprise") else _needs("a channel of apprise", "apprise", "apprise")
 
 
 def _needs(what: str, package: str, extra: str) -> str:
-    return f"{what} need the package {package} on this node: pip install 'mainspring[{extra}]'"
+    return f"{what} needs the package {package} on this node: pip install 'mainspring[{extra}]'"
 
 
 async def _gather(channel: Channel, store: NoticeStore, batch: Sequence[Delivery]) -> list[Outcome]:
