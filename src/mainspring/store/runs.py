@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # -- bytes -----------------------------------------------------------------------------------------------------
 
-RUNS_AN_ENTRY: Final = 64
+RUNS_AN_ENTRY: Final = 32
 """More records together compress a little better, but each run that is looked up costs the whole entry."""
 
 _PLAIN_BYTES: Final = 300
@@ -548,10 +548,12 @@ _STATE: Final = (
 )  # fmt: skip
 
 
-async def history_state(store: Store) -> HistoryState:
-    """Return how much history is kept, and since when it is complete."""
-    groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in store.keys.partitions]
-    rows = []
+async def history_state(store: Store, partitions: Iterable[int] | None = None) -> HistoryState:
+    """Return how much history these partitions keep (None: all), and since when it is complete."""
+    asked = range(len(store.keys)) if partitions is None else partitions
+    names = [store.keys.partitions[number] for number in asked]
+    groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in names]
+    rows = [[0] * len(_STATE)]
     for result in await store.run(groups):
         [values] = _checked(result)
         rows.append([int(value or 0) for value in values])
