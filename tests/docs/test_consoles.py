@@ -100,6 +100,7 @@ GIVEN: dict[str, list[str]] = {
         "mainspring task put --target target:ledger --lane ledger-7 --id entry-8 8",
         "mainspring task put --target https://shop.example/valve --lane valve-2 --id open-2 --retry '9 base=1m' 0",
     ],
+    "docs/notices.md": ["mainspring serve"],
     "docs/metrics.md": ["mainspring serve", "mainspring task put"],
 }
 """What a page takes for granted: typed before it."""

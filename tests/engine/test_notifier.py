@@ -261,12 +261,34 @@ async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: 
     assert silent._known == {}
 
 
+async def test_runs_that_cannot_be_read_do_not_stop_the_others(scene: Scene) -> None:
+    partition = scene.partition_of("nightly")
+    keys = scene.ticker.store.keys.partitions[partition.number]
+    await scene.record(scene.run("done"))
+    last = (await scene.ticker.store.run_one(keys.slot, [("HGET", keys.runs_n, "last")]))[0]
+    later = last.split(b"-")[0] + b"-50"
+    await scene.ticker.store.run_one(keys.slot, [("XADD", keys.failed_runs, later, "r", b"\x91\xc0")])
+    await scene.record(scene.run("dead"))
+    await scene.look()
+    await scene.minute()
+    assert scene.titles == ["schedule:nightly failed"]
+
+
+async def test_a_small_limit_of_payloads_does_not_stop_notices(scene: Scene) -> None:
+    await scene.ticker.store.set_shared("max_payload_bytes", "10")
+    response = Response(500, tuple((f"x-{n}" * 50, "\x07" * 500) for n in range(50)), b"\x07" * 5_000)
+    await scene.record(Run(scene.run("dead", reason="x" * 5_000), RunDetails(response)))
+    await scene.look()
+    await scene.minute()
+    assert scene.titles == ["schedule:nightly failed"]
+
+
 # -- states that a node sees -----------------------------------------------------------------------------------------
 
 
 async def test_an_open_breaker_is_told_once_for_all_nodes_and_its_end_too(scene: Scene) -> None:
     second = scene.fresh()
-    scene.unavailable = {"https://shop.example"}
+    scene.unavailable = {"https://shop.example", "notify:ops/digest"}
     await scene.look()
     await scene.look(second)
     await scene.minute()

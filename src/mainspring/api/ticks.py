@@ -109,7 +109,7 @@ async def post_beat(call: Call) -> Answer:
             name, every=wanted.every, cron=wanted.cron, timezone=wanted.timezone, grace=wanted.grace
         )
 
-    return accepted(await put_counted(call, Task(target, b""), put))
+    return accepted(await put_counted(call, Task(target, b"", call.client.store.clock.now_ms()), put))
 
 
 def accepted(handle: Handle) -> Answer:

@@ -143,7 +143,7 @@ def shown(settings: Config, name: str) -> Any:
         return None if value is None else safe_url(value)
     if name == "tick_target":
         return shown_target(value)
-    if name == "api_token":
+    if name in ("api_token", "watchdog_url"):
         return None if value is None else "***"
     if name in (*SECRETS, "queue") or callable(value):
         return repr(value) if value else None  # their own words, which mask what is secret

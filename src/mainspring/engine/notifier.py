@@ -16,6 +16,7 @@ from ..model.lane import Pauses
 from ..model.notice import (
     BEAT,
     KINDS,
+    OURS,
     BeatReport,
     Beats,
     BeatState,
@@ -169,7 +170,7 @@ class Notifier:
 
     async def _look_at_breakers(self) -> None:
         """Tell of breakers that have opened or closed here. Breakers of one receiver on many nodes are one episode."""
-        now = frozenset(self._unavailable())
+        now = frozenset(one for one in self._unavailable() if not one.startswith(OURS))
         if now == self._told_unavailable:
             return
         changed = [self._state("breaker", one, bad=True) for one in now - self._told_unavailable]

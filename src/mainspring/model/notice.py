@@ -38,6 +38,7 @@ KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)
 MAX_REASON_CHARS: Final = 500
 MAX_BODY_BYTES: Final = 2_048
 MAX_HEADERS: Final = 20
+MAX_HEADER_CHARS: Final = 200
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +69,8 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     def with_response(self, response: Response) -> "Notice":
         """Add what the receiver answered, cut to a size that fits into a message."""
         body = response.body[:MAX_BODY_BYTES].decode("utf-8", "replace")
-        return msgspec.structs.replace(self, headers=response.headers[:MAX_HEADERS], body=body)
+        headers = tuple((name[:MAX_HEADER_CHARS], value[:MAX_HEADER_CHARS]) for name, value in response.headers)
+        return msgspec.structs.replace(self, headers=headers[:MAX_HEADERS], body=body)
 
 
 class Taken(NamedTuple):
@@ -112,12 +114,13 @@ class Signal(NamedTuple):
 
 
 _TRACKS: Final[Mapping[NoticeKind, str]] = {"failed": "run", "missed": "run", "dead": "run"}
-_OURS: Final = (f"{NOTIFY}:", f"{BEAT}:")
+OURS: Final = (f"{NOTIFY}:", f"{BEAT}:")
+"""Targets of which nothing is told: a notice that cannot be sent is no reason for another notice."""
 
 
 def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
-    """Yield what a run says. A notice that cannot be sent is no reason for another notice."""
-    if record.target.startswith(_OURS):
+    """Yield what a run says."""
+    if record.target.startswith(OURS):
         return
     receiver = f"queue:{record.queue}" if record.queue else receiver_of(record.target)
     schedule, at_ms = record.schedule, record.ended_ms

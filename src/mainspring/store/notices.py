@@ -1,5 +1,7 @@
 """Notices on the server: boxes in which they wait, episodes between two runs, and beats that are watched."""
 
+import logging
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -20,6 +22,8 @@ from .store import Store
 from .tasks.encode import Intake
 from .tasks.put import Widths
 from .tasks.put_ids import NamedPuts
+
+log = logging.getLogger("mainspring.notices")
 
 DIGEST_AFTER_MS: Final = 5_000
 """Wait between the first notice and its digest, so that what fails together is told together."""
@@ -71,11 +75,16 @@ class RecordedRuns(NamedTuple):
         return b"%d-%d" % self.at
 
     def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids."""
+        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
         ms, seq = self.at
+        try:
+            records = _records.decode(unpack(self.data))
+        except (msgspec.MsgspecError, zlib.error) as error:
+            log.warning("runs of entry %d-%d cannot be read and are not told of: %s", ms, seq, error)
+            return []
         return [
             (RunRef(ms, seq, self.partition, position * 2 + self.failed).text, record)
-            for position, record in enumerate(_records.decode(unpack(self.data)))
+            for position, record in enumerate(records)
         ]
 
 
@@ -116,7 +125,8 @@ class Notices:
     def __init__(self, store: Store) -> None:
         self._store = store
         widths = Widths()
-        self._intake = Intake(store.keys, widths, store.shared)
+        # Without the shared settings: a small max_payload_bytes is for what callers put, and must not stop notices.
+        self._intake = Intake(store.keys, widths)
         self._named = NamedPuts(store, self._intake, widths)
 
     def now_ms(self) -> int:
