@@ -167,6 +167,24 @@ async def test_the_command_line_lists_shows_and_counts_runs(written: Api, server
     assert "failed" in chart
 
 
+async def test_a_schedule_is_shown_with_its_attempts_triggered_ones_too(
+    written: Api, server: Server, namespace: str
+) -> None:
+    await written.client.schedules.add("nightly", cron="0 2 * * *", target="log:")
+    triggered = "nightly@2026-11-19T00:00:00Z.a1b2c3"
+    await write(written, Run(record(written, 4, id=triggered, idh=idh_of(triggered), planned_ms=4, end="dead")))
+
+    def show() -> str:
+        place = ("--redis-url", server.url, "-n", namespace)
+        result = CliRunner().invoke(command_line, ["schedule", "show", "nightly", *place])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    attempts = [line for line in (await asyncio.to_thread(show)).splitlines() if line.startswith("  attempt ")]
+    assert len(attempts) == 2
+    assert f"{triggered}  dead in 40ms" in attempts[0]
+
+
 # -- logs of running jobs ---------------------------------------------------------------------------------------------
 
 

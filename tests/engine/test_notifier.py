@@ -40,7 +40,7 @@ class Scene:
     def fresh(self, *, leads: bool = False, **options: Any) -> Notifier:
         """Return the notifier of a node that has just started."""
         given = NoticeOptions(self.channels, **options)
-        made = Notifier(self.ticker.store, self.ticker.engine.owned, given, lambda: self.unavailable)
+        made = Notifier(self.ticker.store, self.ticker.engine.owned, given, self)
         made.leads = lambda: leads
         return made
 
@@ -253,7 +253,7 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
-    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), list)
+    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), scene)
     silent.leads = lambda: True
     silent._notices = Losing(store, "read")
     await scene.record(scene.run("dead"))

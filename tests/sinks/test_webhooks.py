@@ -197,8 +197,8 @@ async def test_a_target_says_for_how_long_its_answers_are_kept(tickers: Tickers,
             await ticker.client.find_result("nobody")
 
 
-async def test_an_answer_that_cannot_be_kept_costs_the_answer_and_not_the_task(
-    tickers: Tickers, sink: HttpSink, fleet: Fleet, caplog: pytest.LogCaptureFixture
+async def test_on_a_full_server_calls_end_and_their_answers_are_kept(
+    tickers: Tickers, sink: HttpSink, fleet: Fleet
 ) -> None:
     ticker = await tickers(sinks={"http": sink})
     with receiving(lambda _: Answer(200, {}, b"fine")) as receiver:
@@ -212,7 +212,9 @@ async def test_an_answer_that_cannot_be_kept_costs_the_answer_and_not_the_task(
                 server.call("CONFIG", "SET", "maxmemory", "0")
         assert {(await ticker.client.get(str(n))).state for n in range(99)} == {"done"}
         assert len(receiver.requests) == 99
-    assert sum("webhook responses were not stored" in record.message for record in caplog.records) == 1
+        # In the step in which they end: a call that ended without its answer would be lost to those who wait for it.
+        results = [await ticker.client.find_result(str(n)) for n in range(99)]
+        assert all(one is not None and one.response is not None for one in results)
 
 
 async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:

@@ -309,6 +309,21 @@ async def test_a_task_is_found_in_the_history_by_its_id(recorder: Recorder, stor
     ] == [2, 1]
 
 
+async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
+    recorder: Recorder, store: Store, client: Client
+) -> None:
+    assert (await client.get("order-1")).state == "unknown"
+    reference = await resolve(store, "order-1", None)
+    await recorder.write(record(store, idh=reference.idh, id="order-1", end="retry"), partition=reference.home)
+    assert (await client.get("order-1")).state == "unknown", "another attempt was to follow"
+    last = record(store, idh=reference.idh, id="order-1", attempt=2, end="dead", reason="no route")
+    await recorder.write(last, partition=reference.home)
+    info = await client.get("order-1")
+    assert (info.state, info.attempt, info.errors, info.worker) == ("dead", 2, ("no route",), "node-1")
+    await client.put("log:", id="order-1", after="1h")
+    assert (await client.get("order-1")).state == "pending"
+
+
 async def test_a_page_that_finds_nothing_ends_after_bounded_work(
     recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

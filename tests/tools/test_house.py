@@ -169,6 +169,18 @@ def test_too_many_modules_at_the_top_level_are_refused(tree: Tree) -> None:
     ]
 
 
+def test_too_many_callbacks_in_the_engine_are_refused(tree: Tree) -> None:
+    line = "def wake(first: Callable[[], None], second: Callable[[], None]) -> None: ...\n"
+    for number in range(4):
+        tree.write(f"engine/role_{number}", line)
+    tree.write("store/tick", line)
+    assert tree.sign("engine callbacks") == 8
+    assert tree.complaints() == []
+    tree.write("engine/last", line)
+    [complaint] = tree.complaints()
+    assert complaint.startswith("house: 10 callbacks in engine/, at most 8: give a role the part it needs")
+
+
 def test_every_bound_that_is_broken_is_named(tree: Tree) -> None:
     tree.fill(".", 5)
     tree.fill("model", 26)

@@ -213,10 +213,10 @@ async def open_environment(where: ServerChoice) -> AsyncIterator[BenchEnvironmen
 
 
 @contextlib.asynccontextmanager
-async def counterpart(module: str) -> AsyncIterator[str]:
+async def counterpart(module: str, name: str) -> AsyncIterator[str]:
     """Run a module as a helper process and yield its address. The first line it prints is its port."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, name, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
     try:

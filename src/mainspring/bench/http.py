@@ -93,7 +93,7 @@ async def http(where: ServerChoice, seconds: float, rounds: int, progress: Bench
     refused = 0
     async with (
         open_environment(where) as place,
-        counterpart("mainspring.bench.bare_asgi") as bare_url,
+        counterpart("mainspring.bench.bare_servers", "echo") as bare_url,
         _api(place.nearest_url, place.namespace) as url,
     ):
         for turns in ((("bare", bare_url), ("ticks", url)), (("batch", url),)):

@@ -56,7 +56,7 @@ async def http(where: ServerChoice, tasks: int, rounds: int, progress: BenchProg
     through: list[float] = []
     bare: list[float] = []
     lost = 0
-    async with counterpart("mainspring.bench.receiver") as receiver:
+    async with counterpart("mainspring.bench.bare_servers", "receiver") as receiver:
         url = f"{receiver}/hook"
         for number in range(rounds):
             progress(f"http, bare, round {number + 1}", 0, tasks)

@@ -12,6 +12,7 @@ from ..bench.cluster import cluster as run_cluster
 from ..bench.cycle import compare as run_compare
 from ..bench.cycle import cycle as run_cycle
 from ..bench.environment import ServerChoice
+from ..bench.history import history as run_history
 from ..bench.http import e2e as run_e2e
 from ..bench.http import http as run_http
 from ..bench.idle import growth as run_growth
@@ -304,6 +305,17 @@ def schedules(
 ) -> None:
     """Add schedules that are all due in the same second: rates, how long that second takes, memory of each."""
     _run("schedules", lambda report: run_schedules(ServerChoice(redis_url, server), count, report), json)
+
+
+@app.command()
+def history(
+    runs: Annotated[int, typer.Option("--runs", min=1_000, help="How many runs are written.")] = 1_000_000,
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
+    json: AsJson = False,
+) -> None:
+    """What the history of runs takes, and how soon runs are found in it."""
+    _run("history", lambda report: run_history(ServerChoice(redis_url, server), runs, report), json)
 
 
 @app.command("all")

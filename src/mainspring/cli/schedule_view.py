@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -14,6 +14,7 @@ from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleN
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
+from mainspring.model.run import KeptRun, RunRecord
 from mainspring.model.schedule.chain import PastRun
 from mainspring.model.schedule.definition import Definition
 from mainspring.model.schedule.view import Finding, ScheduleView, describe_changes, revision_as_dict, span_text, written
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from mainspring.client.client import Client
     from mainspring.config.config import Config
+
+_RUNS_SHOWN: Final = 10
+"""Runs of a schedule that `schedule show` prints from the history."""
 
 
 def at(definition: Definition, ms: int) -> str:
@@ -71,6 +75,13 @@ def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
     if definition.anchor_ms is None:
         definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
+
+
+def _attempt(definition: Definition, record: RunRecord) -> str:
+    """Describe a run from the history, which has triggered ones and every attempt too."""
+    took = f" in {span_text(record.ended_ms - record.began_ms)}" if record.began_ms else ""
+    reason = f": {record.reason}" if record.reason else ""
+    return f"  {'attempt':<12}{at(definition, record.ended_ms)}  {record.task_id}  {record.end}{took}{reason}"
 
 
 def _run(definition: Definition, run: PastRun) -> str:
@@ -154,7 +165,12 @@ def show(
 ) -> None:  # fmt: skip
     """Show one schedule: its next runs, its last ones, what did not run; exit code 1 if there is none."""
     loaded = load(redis_url, data_dir, namespace, config)
-    view = with_client(loaded, lambda client: client.schedules.get(name))
+
+    async def work(client: "Client") -> tuple[ScheduleView | None, list[KeptRun]]:
+        view = await client.schedules.get(name)
+        return view, [] if view is None or json else (await client.runs(schedule=name, limit=_RUNS_SHOWN)).runs
+
+    view, runs = with_client(loaded, work)
     if view is None:
         print(f"{name}: there is no such schedule", file=sys.stderr)
         raise typer.Exit(1)
@@ -162,7 +178,7 @@ def show(
     if json:
         print_json(view.as_dict())
     else:
-        print("\n".join(map(printable, lines(view))))
+        print("\n".join(map(printable, [*lines(view), *(_attempt(view.definition, run.record) for run in runs)])))
 
 
 @app.command()

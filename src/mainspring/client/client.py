@@ -58,6 +58,7 @@ from ..store.notices import is_watched
 from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
+from ..store.runs import ended_task
 from ..store.store import Store
 from ..store.tasks import dead_letters, query
 from ..store.tasks.dead_letters import Replayer, cancelled_ms, find_live
@@ -926,11 +927,13 @@ class Client(
 
         `id` is that of its handle, or yours. Name the `lane` of an id of your own if you know it: without it other
         partitions are searched too, and the id is Ambiguous if tasks of several lanes have it; `lane=""` is the task
-        without a lane. The state is "unknown" if there is no such task (any more).
+        without a lane. Of a task that is over, and no longer stored, the history may know how it ended. The state is
+        "unknown" if there is no such task (any more).
         """
         _, _, _, finder = self._ready()
         reference = await resolve(self.store, id, lane)
-        return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
+        info = await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
+        return info if info.state not in ("finished", "unknown") else await ended_task(self.store, reference, info)
 
     async def explain(self, id: str, *, lane: str | None = None, allowed: Sequence[str] | None = None) -> Explanation:
         """Say why a task has not run (yet): `text` is for people, `code` and the other fields are for programs.

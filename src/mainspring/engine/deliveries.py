@@ -250,7 +250,7 @@ class Deliveries:
         self.meters.settled(batch.kind, (self._clock.now_ms() - batch.began_ms) / 1000, done)
         for group in batch.groups:
             self.meters.began_late(batch.kind, group.live, group.flights, batch.began_ms)
-        if done == count and not self._keeps_all(batch):
+        if done == count and not self._needs_more(batch):
             for group in batch.groups:
                 self._all_done(group, batch.began_ms)
         else:
@@ -260,10 +260,11 @@ class Deliveries:
                 self._settle_one(flight, outcome, batch.began_ms)
         self.delivered += count
 
-    def _keeps_all(self, batch: SinkBatch) -> bool:
-        """Return whether the history keeps each of these attempts, also those that succeeded."""
+    def _needs_more(self, batch: SinkBatch) -> bool:
+        """Return whether more than a done bit may have to be written for each success: its answer, or its record."""
         inherited = any(group.live.bits.redo for group in batch.groups)  # the attempts of a former owner are lost
-        return inherited or self._outcomes.keeps_successes(batch.target)
+        answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
+        return inherited or answers or self._outcomes.keeps_successes(batch.target)
 
     def _all_done(self, group: FlightGroup, began_ms: int) -> None:
         """Settle a group of which nothing but the done bits has to be written, if that is so."""

@@ -136,7 +136,7 @@ class Engine:
             self.owned,
             letter_limits=options.dead_letters,
         )
-        self.notifier = Notifier(store, self.owned, options.notices, lambda: self.flow_control.unavailable)
+        self.notifier = Notifier(store, self.owned, options.notices, self.flow_control)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------

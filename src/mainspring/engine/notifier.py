@@ -7,7 +7,7 @@ lost the partition, makes the same decision as its successor, from the same runs
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -74,6 +74,14 @@ class NoticeOptions:
         return bool(self.channels or self.beats or self.watchdog)
 
 
+class Receivers(Protocol):
+    """What a node knows of its receivers."""
+
+    @property
+    def unavailable(self) -> Collection[str]:
+        """Those whose circuit breakers are open on this node."""
+
+
 class Notifier:
     """One role of a node. Without channels, beats and a watchdog there is nothing for it to do."""
 
@@ -82,15 +90,14 @@ class Notifier:
         store: Store,
         owned: Mapping[int, Partition],
         options: NoticeOptions,
-        unavailable: Callable[[], Collection[str]],
+        receivers: Receivers,
     ) -> None:
-        """`unavailable` returns the receivers whose circuit breakers are open on this node."""
         self._store = store
         self._owned = owned
         self._options = options
         self.leads: Callable[[], bool] = _follows
         """Whether this node leads; set by the cluster's role."""
-        self._unavailable = unavailable
+        self._receivers = receivers
         self._notices = Notices(store)
         self._known: dict[int, tuple[bytes, Notes]] = {}
         """The token under which a partition was read, and its episodes."""
@@ -170,7 +177,7 @@ class Notifier:
 
     async def _look_at_breakers(self) -> None:
         """Tell of breakers that have opened or closed here. Breakers of one receiver on many nodes are one episode."""
-        now = frozenset(one for one in self._unavailable() if not one.startswith(OURS))
+        now = frozenset(one for one in self._receivers.unavailable if not one.startswith(OURS))
         if now == self._told_unavailable:
             return
         changed = [self._state("breaker", one, bad=True) for one in now - self._told_unavailable]

@@ -10,9 +10,11 @@ from .. import __version__
 from ..engine.engine import Engine
 from ..model.errors import StoreError
 from ..model.metrics import Family, Sample, family, histogram, single
+from ..model.run import HistoryState
 from ..model.workers import WorkerInfo, served_queues
 from ..store.members import live_workers
 from ..store.queue_state import Depth, depths
+from ..store.runs import history_state
 from ..store.store import Store
 from .node import Node
 from .process import process_figures, store_calls
@@ -158,10 +160,23 @@ async def _server_metrics(engine: Engine) -> list[Family]:
             counters_by_partition = await _read_counters(engine.store, owned)
             queues = await depths(engine.store, owned)
             workers = await live_workers(engine.store)
+            history = await history_state(engine.store, owned)
     except (StoreError, TimeoutError):
         return [single(*_STORE_UP, 0)]
     counters = _counter_metrics(engine, counters_by_partition)
-    return [single(*_STORE_UP, 1), *counters, *_queues(engine, queues, workers)]
+    return [single(*_STORE_UP, 1), *counters, *_queues(engine, queues, workers), *_history(history)]
+
+
+def _history(state: HistoryState) -> Iterator[Family]:
+    kept = {"runs": state.bytes, "details": state.details_bytes}
+    yield family("mainspring_history_bytes", "gauge", "Memory of the history, in this node's partitions.", "kind", kept)
+    oldest = {"runs": state.oldest_ms, "failures": state.oldest_failed_ms, "details": state.oldest_details_ms}
+    text = "Time since which the history is complete in this node's partitions; 0 if nothing was dropped yet."
+    seconds = {kind: ms / 1000 for kind, ms in oldest.items()}
+    yield family("mainspring_history_oldest_timestamp_seconds", "gauge", text, "kind", seconds)
+    runs = {"written": state.written, "dropped": state.dropped}
+    text = "Runs that were added to the history, and runs that could not be."
+    yield family("mainspring_history_runs_total", "counter", text, "outcome", runs)
 
 
 async def _read_counters(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:

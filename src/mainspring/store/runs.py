@@ -25,12 +25,14 @@ from ..model.run import (
     Run,
     RunCounts,
     RunDetails,
+    RunEnd,
     RunFilter,
     RunRecord,
     RunsPage,
     bucket_of,
 )
 from ..model.targets.names import receiver_of
+from ..model.task import State, TaskInfo
 from .keys import HOUR_MS, MINUTE_MS, PartitionKeys, base36
 from .redis.sender import Group, Replies
 from .store import Store
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 # -- bytes -----------------------------------------------------------------------------------------------------
 
-RUNS_AN_ENTRY: Final = 64
+RUNS_AN_ENTRY: Final = 32
 """More records together compress a little better, but each run that is looked up costs the whole entry."""
 
 _PLAIN_BYTES: Final = 300
@@ -297,7 +299,13 @@ async def read_runs(store: Store, refs: Sequence[RunRef]) -> list[tuple[RunRef, 
 
 
 async def _scan(
-    store: Store, where: RunFilter, partitions: Sequence[int], before: RunRef, limit: int, seen: set[RunRef]
+    store: Store,
+    where: RunFilter,
+    partitions: Sequence[int],
+    before: RunRef,
+    limit: int,
+    seen: set[RunRef],
+    most_entries: int | None = None,
 ) -> tuple[list[tuple[RunRef, RunRecord]], RunRef | None]:
     """Read the streams of these partitions backwards, merged. Return the matches, and where the next page begins."""
     before = min(before, RunRef(where.to_ms, 0, 0, 0))
@@ -312,7 +320,7 @@ async def _scan(
     found: list[tuple[RunRef, RunRecord]] = []
     count, looked, last = 1, 0, before
     heads: list[tuple[tuple[int, int, int], int]] = []
-    while looked < MOST_ENTRIES:
+    while looked < (most_entries or MOST_ENTRIES):
         looked += await _refill(store, streams, heads, count)
         count = min(count * 2, _MOST_AT_ONCE)
         while heads:
@@ -390,7 +398,13 @@ async def read_run(store: Store, run_id: str) -> KeptRun | None:
 
 
 async def runs_of_task(
-    store: Store, reference: "Reference", where: RunFilter, cursor: str | None, limit: int
+    store: Store,
+    reference: "Reference",
+    where: RunFilter,
+    cursor: str | None,
+    limit: int,
+    *,
+    most_entries: int | None = None,
 ) -> RunsPage:
     """Return the runs of a task that match, newest first."""
     spots = reference.spots_of_records(len(store.keys))
@@ -402,8 +416,32 @@ async def runs_of_task(
     where = msgspec.structs.replace(where, idhs=idhs, from_ms=max(where.from_ms, since_ms))
     before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
     partitions = sorted({spot.partition for spot in spots})
-    found, end = await _scan(store, where, partitions, before, limit, set())
+    found, end = await _scan(store, where, partitions, before, limit, set(), most_entries)
     return _page([one for one in found if reference.fits(one[1].lane)], end)
+
+
+async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> TaskInfo:
+    """Return what the history knows about a task of which nothing else is left, after a short search."""
+    page = await runs_of_task(store, reference, RunFilter(), None, 1, most_entries=_A_LOOK)
+    if not page.runs:
+        return info
+    record = page.runs[0].record
+    state = _STATE_AFTER.get(record.end)
+    if state is None:
+        return info
+    return TaskInfo(
+        info.id, state, record.due_ms, record.target, lane=record.lane, attempt=record.attempt,
+        errors=(record.reason,) if record.reason else (), queue=record.queue, worker=record.by,
+        since_ms=record.ended_ms,
+    )  # fmt: skip
+
+
+_A_LOOK: Final = 256
+"""Entries that are looked through for a task that may be misspelt."""
+
+_STATE_AFTER: Final[dict[RunEnd, State]] = {
+    "done": "done", "dead": "dead", "expired": "dead", "dropped": "dead", "cancelled": "cancelled"
+}  # fmt: skip
 
 
 def is_run_id(text: str, partitions: int) -> bool:
@@ -510,10 +548,12 @@ _STATE: Final = (
 )  # fmt: skip
 
 
-async def history_state(store: Store) -> HistoryState:
-    """Return how much history is kept, and since when it is complete."""
-    groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in store.keys.partitions]
-    rows = []
+async def history_state(store: Store, partitions: Iterable[int] | None = None) -> HistoryState:
+    """Return how much history these partitions keep (None: all), and since when it is complete."""
+    asked = range(len(store.keys)) if partitions is None else partitions
+    names = [store.keys.partitions[number] for number in asked]
+    groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in names]
+    rows = [[0] * len(_STATE)]
     for result in await store.run(groups):
         [values] = _checked(result)
         rows.append([int(value or 0) for value in values])

@@ -1,0 +1,158 @@
+"""`bench history`: what the history of runs takes, and how soon a run is found in it."""
+
+import os
+import random
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from statistics import quantiles
+from typing import Final
+
+import msgspec
+
+from ..client.client import Client
+from ..model.ids import idh_of, occurrence_id
+from ..model.run import Run, RunEnd, RunRecord
+from ..model.shared_settings import HISTORY_BYTES, SharedSettings
+from ..store.owner import fire, leases
+from ..store.runs import history_state
+from ..store.store import Store
+from .environment import BenchEnvironment, ServerChoice, open_environment
+from .lifecycle import BenchProgress
+
+BATCH: Final = 500
+"""Runs of a commit, as an owner under load has them."""
+_LEASE_MS: Final = 3_600_000
+_READS: Final = 200
+_SCHEDULES: Final = 1_000
+_BUDGET_BYTES: Final = 16 << 20
+_ROOM_BYTES: Final = 4 << 30
+"""Far more than the runs take: nothing is trimmed but where that is measured."""
+
+
+class HistoryFigures(msgspec.Struct, frozen=True):
+    runs: int
+    written_per_s: float
+    server_us_per_run: float
+    """CPU of the server's main thread, rollups included."""
+    bytes_per_run: float
+    """In commits of 500, with rollups and rings."""
+    bytes_per_lone_run: float
+    """Each in a commit of its own."""
+    last_50_of_schedule_ms_p50: float
+    last_50_of_schedule_ms_p99: float
+    failures_of_24h_ms: float
+    """The newest 1,000 failures, one in a hundred runs."""
+    budget_used: float
+    """Memory taken for each byte that a full budget counts."""
+
+    @property
+    def sound(self) -> bool:
+        return self.budget_used <= 1.05
+
+
+class _Owner:
+    """Owns all partitions, and commits nothing but runs."""
+
+    def __init__(self, store: Store, tokens: Sequence[bytes]) -> None:
+        self.store = store
+        self._tokens = tokens
+        self._seqs = [0] * len(tokens)
+        self._turn = 0
+        self._number = 0
+        self._noise = random.Random(1)
+
+    @classmethod
+    async def open(cls, place: BenchEnvironment, namespace: str, history_bytes: int) -> "_Owner":
+        shared = SharedSettings({HISTORY_BYTES: str(history_bytes)})
+        store = await Store.open(place.url, namespace=namespace, shared=shared)
+        numbers = [keys.number for keys in store.keys.partitions]
+        answers = await leases.acquire(store, numbers, owner="bench", nonce="bench", lease_ms=_LEASE_MS)
+        return cls(store, [one.token for one in answers if isinstance(one, leases.Acquired)])
+
+    async def write(self, batch: int) -> None:
+        partition = self._turn = (self._turn + 1) % len(self._tokens)
+        self._seqs[partition] += 1
+        work = fire.Commit(
+            partition, self._tokens[partition], self._seqs[partition], 0, 0, [], [], [], [],
+            runs=list(self._runs(batch, partition)),
+        )  # fmt: skip
+        if await fire.commit(self.store, work) != "ok":
+            raise RuntimeError("the bench has lost a partition")
+
+    def _runs(self, count: int, partition: int) -> Iterator[Run]:
+        now_ms, noise = self.store.clock.now_ms(), self._noise
+        for _ in range(count):
+            self._number += 1
+            took_ms = int(noise.lognormvariate(3.5, 1))
+            began_ms = now_ms - took_ms - noise.randrange(20)
+            due_ms = began_ms - noise.randrange(6)
+            failed = self._number % 100 == 0
+            end: RunEnd = "dead" if failed else "done"
+            fields = (end, 1, due_ms, began_ms, began_ms + took_ms, "target:orders", "node-1")
+            reason, code = ("503: try again later", 503) if failed else ("", 200)
+            task_id = None
+            if self._number % 10 == 0:  # one in ten is a run of a schedule, always in the same partition
+                schedule = partition + self._number // 10 % (_SCHEDULES // len(self._tokens)) * len(self._tokens)
+                task_id = occurrence_id(f"report-{schedule}", due_ms)
+            idh = os.urandom(16) if task_id is None else idh_of(task_id)
+            yield Run(RunRecord(idh, *fields, reason, code, id=task_id, planned_ms=None if task_id is None else due_ms))
+
+
+async def history(where: ServerChoice, runs: int, progress: BenchProgress) -> HistoryFigures:
+    """Write `runs` runs and read some of them; then fill a small budget twice, and write runs one by one."""
+    async with open_environment(where) as place:
+        owner = await _Owner.open(place, place.namespace, _ROOM_BYTES)
+        try:
+            await owner.write(1)
+            before = await place.read()
+            for written in range(0, runs, BATCH):
+                await owner.write(BATCH)
+                progress("writing", written, runs)
+            used = (await place.read()).since(before)
+            client = Client.over(owner.store)
+            names = [f"report-{number % _SCHEDULES}" for number in range(_READS)]
+            last = [await _ms(client.runs(schedule=name, limit=50)) for name in names]
+            failures = await _ms(client.runs(outcome="failed", limit=1000))
+        finally:
+            await owner.store.aclose()
+        lone_bytes = await _lone(place, max(1, runs // 50))
+        budget_used = await _filled(place, progress)
+    percentiles = quantiles(last, n=100)
+    return HistoryFigures(
+        runs, round(runs / used.at_s), round(used.server_us / runs, 2),
+        round(used.memory / runs, 1), round(lone_bytes, 1),
+        round(percentiles[49], 2), round(percentiles[98], 2), round(failures, 1), round(budget_used, 3),
+    )  # fmt: skip
+
+
+async def _ms(call: Awaitable[object]) -> float:
+    began_s = time.perf_counter()
+    await call
+    return (time.perf_counter() - began_s) * 1000
+
+
+async def _lone(place: BenchEnvironment, runs: int) -> float:
+    owner = await _Owner.open(place, f"{place.namespace}-lone", _ROOM_BYTES)
+    try:
+        await owner.write(1)
+        before = await place.read()
+        for _ in range(runs):
+            await owner.write(1)
+        return (await place.read()).since(before).memory / runs
+    finally:
+        await owner.store.aclose()
+
+
+async def _filled(place: BenchEnvironment, progress: BenchProgress) -> float:
+    """Return the memory taken once much more was written than a budget holds, for each byte that it counts."""
+    owner = await _Owner.open(place, f"{place.namespace}-full", _BUDGET_BYTES)
+    try:
+        before = await place.read()
+        held = _BUDGET_BYTES // 2
+        while (await history_state(owner.store)).written < 2 * held // 28:
+            for _ in range(len(owner.store.keys)):
+                await owner.write(BATCH)
+            progress("filling a budget", 0, 1)
+        return (await place.read()).since(before).memory / (await history_state(owner.store)).bytes
+    finally:
+        await owner.store.aclose()
