@@ -65,6 +65,39 @@ def unpack(data: bytes) -> bytes:
     return zlib.decompress(data) if data[:1] == b"\x78" else data
 
 
+DETAILS_BYTES: Final = 64 * 1024
+"""Most of what one run left behind that is kept, before it is compressed."""
+
+
+def within(details: RunDetails, most: int = DETAILS_BYTES) -> RunDetails:
+    """Return the details with the middle of long parts left out: beginnings and ends say most."""
+    response, output = details.response, details.output
+    sizes = [
+        0 if response is None else len(response.body),
+        0 if output is None else len(output.stdout),
+        0 if output is None else len(output.stderr),
+        sum(map(len, details.log)),
+        len(details.traceback),
+    ]
+    if sum(sizes) <= most:
+        return details
+    share = most // sum(size > 0 for size in sizes)
+    if response is not None:
+        response = msgspec.structs.replace(response, body=_ends(response.body, share))
+    if output is not None:
+        stdout, stderr = _ends(output.stdout, share), _ends(output.stderr, share)
+        output = msgspec.structs.replace(output, stdout=stdout, stderr=stderr)
+    lines = _ends("\n".join(details.log).encode(), share).decode(errors="replace")
+    log = tuple(lines.split("\n")) if details.log else ()
+    return RunDetails(response, output, log, _ends(details.traceback.encode(), share).decode(errors="replace"))
+
+
+def _ends(data: bytes, most: int) -> bytes:
+    if len(data) <= most:
+        return data
+    return b"%b\n[%d bytes left out]\n%b" % (data[: most // 2], len(data) - most // 2 * 2, data[-(most // 2) :])
+
+
 def _text(data: bytes) -> msgspec.Raw:
     """Return bytes as a msgpack text: Lua's decoder does not know binary values."""
     return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)
@@ -136,7 +169,7 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
             for position, run in enumerate(chunk):
                 number = position * 2 + failed
                 if run.details is not None and limits.details_bytes:
-                    details.append((len(entries), number, _text(pack(run.details))))
+                    details.append((len(entries), number, _text(pack(within(run.details)))))
                 if run.record.planned_ms is not None and (schedule := run.record.schedule) is not None:
                     rings.setdefault(schedule, [schedule]).extend((len(entries), number))
     now_ms = store.clock.now_ms()
