@@ -14,7 +14,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Retry
 from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.ids import idh_of
-from mainspring.model.job import End, Job
+from mainspring.model.job import End, Job, Output
 from mainspring.model.run import KeptRun, Run, RunDetails, RunFilter, RunRecord, bucket_of
 from mainspring.store import job_queue
 from mainspring.store import runs as history
@@ -121,6 +121,19 @@ def test_each_bucket_is_four_times_as_wide_as_the_one_before(ms: int) -> None:
     bucket = bucket_of(ms)
     assert bucket == 0 or ms >= 4 ** (bucket - 1)
     assert bucket == 11 or ms < 4**bucket
+
+
+def test_of_long_output_the_beginning_and_the_end_are_kept() -> None:
+    output = Output(0, b"begin" + b"x" * 100_000 + b"end", b"err", 100_008, 3)
+    short = history.within(RunDetails(output=output, log=("one", "two")))
+    assert short.output is not None
+    assert short.output.stdout.startswith(b"beginx")
+    assert short.output.stdout.endswith(b"xend")
+    assert b" bytes left out]" in short.output.stdout
+    assert len(short.output.stdout) < history.DETAILS_BYTES
+    assert (short.output.stderr, short.output.stdout_bytes, short.log) == (b"err", 100_008, ("one", "two"))
+    small = RunDetails(output=output, traceback="x" * 10)
+    assert history.within(small, 200_000) is small
 
 
 # -- writing: commits ------------------------------------------------------------------------------------------------

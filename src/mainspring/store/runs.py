@@ -65,6 +65,39 @@ def unpack(data: bytes) -> bytes:
     return zlib.decompress(data) if data[:1] == b"\x78" else data
 
 
+DETAILS_BYTES: Final = 64 * 1024
+"""Most of what one run left behind that is kept, before it is compressed."""
+
+
+def within(details: RunDetails, most: int = DETAILS_BYTES) -> RunDetails:
+    """Return the details with the middle of long parts left out: beginnings and ends say most."""
+    response, output = details.response, details.output
+    sizes = [
+        0 if response is None else len(response.body),
+        0 if output is None else len(output.stdout),
+        0 if output is None else len(output.stderr),
+        sum(map(len, details.log)),
+        len(details.traceback),
+    ]
+    if sum(sizes) <= most:
+        return details
+    share = most // sum(size > 0 for size in sizes)
+    if response is not None:
+        response = msgspec.structs.replace(response, body=_ends(response.body, share))
+    if output is not None:
+        stdout, stderr = _ends(output.stdout, share), _ends(output.stderr, share)
+        output = msgspec.structs.replace(output, stdout=stdout, stderr=stderr)
+    lines = _ends("\n".join(details.log).encode(), share).decode(errors="replace")
+    log = tuple(lines.split("\n")) if details.log else ()
+    return RunDetails(response, output, log, _ends(details.traceback.encode(), share).decode(errors="replace"))
+
+
+def _ends(data: bytes, most: int) -> bytes:
+    if len(data) <= most:
+        return data
+    return b"%b\n[%d bytes left out]\n%b" % (data[: most // 2], len(data) - most // 2 * 2, data[-(most // 2) :])
+
+
 def _text(data: bytes) -> msgspec.Raw:
     """Return bytes as a msgpack text: Lua's decoder does not know binary values."""
     return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)
@@ -136,7 +169,7 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
             for position, run in enumerate(chunk):
                 number = position * 2 + failed
                 if run.details is not None and limits.details_bytes:
-                    details.append((len(entries), number, _text(pack(run.details))))
+                    details.append((len(entries), number, _text(pack(within(run.details)))))
                 if run.record.planned_ms is not None and (schedule := run.record.schedule) is not None:
                     rings.setdefault(schedule, [schedule]).extend((len(entries), number))
     now_ms = store.clock.now_ms()
@@ -161,23 +194,40 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for run in runs:
         record = run.record
         groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
-    sums: dict[str, Counter[int]] = {}
+    sums: dict[str, dict[int, int]] = {}
     for (target, queue, schedule), some in groups.items():
-        counts = Counter([_COUNTER_OF.get(one.end, SKIPPED) for one in some])
-        began = [one for one in some if one.began_ms]
-        durations = [one.ended_ms - one.began_ms for one in began]
-        latenesses = [one.began_ms - one.due_ms for one in began if one.attempt == 1]
-        counts.update([_DURATIONS + bucket_of(ms) for ms in durations])
-        counts.update([_LATENESSES + bucket_of(ms) for ms in latenesses])
-        counts[DURATION] += sum(durations)
-        counts[LATENESS] += sum(latenesses)
-        subjects = [f"t{_receiver(target)}", queue and f"q{queue}", schedule and f"s{schedule}"]
-        for subject in filter(None, subjects):
-            if subject in sums:
-                sums[subject].update(counts)
-            else:
-                sums[subject] = counts.copy()
+        counts = _counts_of_group(some)
+        sums_of = [sums.setdefault(f"t{_receiver(target)}", {})]
+        if queue is not None:
+            sums_of.append(sums.setdefault(f"q{queue}", {}))
+        if schedule is not None:
+            sums_of.append(sums.setdefault(f"s{schedule}", {}))
+        for total in sums_of:
+            for counter, count in counts.items():
+                total[counter] = total.get(counter, 0) + count
     return [one for pair in sums.items() for one in pair]
+
+
+def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
+    # Plain loops: most calls have few runs, for which counters of the standard library cost several times as much.
+    counts: dict[int, int] = {}
+    duration_ms = lateness_ms = 0
+    for one in some:
+        counter = _COUNTER_OF.get(one.end, SKIPPED)
+        counts[counter] = counts.get(counter, 0) + 1
+        began_ms = one.began_ms
+        if began_ms:
+            ms = one.ended_ms - began_ms
+            duration_ms += ms
+            counter = _DURATIONS + bucket_of(ms)
+            counts[counter] = counts.get(counter, 0) + 1
+            if one.attempt == 1:
+                ms = began_ms - one.due_ms
+                lateness_ms += ms
+                counter = _LATENESSES + bucket_of(ms)
+                counts[counter] = counts.get(counter, 0) + 1
+    counts[DURATION], counts[LATENESS] = duration_ms, lateness_ms
+    return counts
 
 
 @lru_cache(maxsize=4096)
