@@ -4,7 +4,7 @@
     record(engine, history.events.append, node="a")      # wrote, begun, finished: as servers and targets answer
     …
     await caller.look_back()
-    assert check(history) + await books(store) == []
+    assert check(history) + await books(store) + await runs_told_twice(store) == []
 
 The engine is the real one; `record` stands between it and its store and sinks and changes nothing. A write is told when
 a server has confirmed it, a delivery when its target has answered, with the moment the server took its begin. That time
@@ -12,6 +12,7 @@ is the server's own (`TIME`, asked for in the same trip), never the one that a s
 time from somewhere else would hide behind it.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +25,14 @@ from mainspring.engine.partition import CommitCall, OwnerCall, Partition
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
+from mainspring.model.run import RunFilter, RunRecord
 from mainspring.model.task import BulkCancelOutcome, Handle
 from mainspring.sinks.base import Sink
 from mainspring.store.durability import SERVER, Durability
 from mainspring.store.owner import fire
 from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.redis.sender import Group, Replies
+from mainspring.store.runs import list_runs
 from mainspring.store.store import Store
 from mainspring.testing.balance import partition_balance, uneven
 from mainspring.testing.history import BegunEvent, Event, FinishedAs, FinishedEvent, History, Violation, WroteEvent
@@ -251,3 +254,20 @@ async def books(store: Store) -> list[Violation]:
         if not one.even:
             found.append(Violation("books", "", store.clock.now_ms() * 1000, uneven(keys, one)))
     return found
+
+
+async def runs_told_twice(store: Store) -> list[Violation]:
+    """Runs that the history has more than once. A record has its times and its attempt: no two runs share one."""
+    seen: Counter[RunRecord] = Counter()
+    cursor = None
+    while True:
+        page = await list_runs(store, RunFilter(), cursor, 1_000)
+        seen.update(run.record for run in page.runs)
+        if (cursor := page.next) is None:
+            break
+    at_us = store.clock.now_ms() * 1000
+    twice = [(record, count) for record, count in seen.items() if count > 1]
+    return [
+        Violation("books", one.task_id, at_us, f"the history has attempt {one.attempt} {count} times")
+        for one, count in twice
+    ]

@@ -4,8 +4,8 @@
         …                                # run, record, check: a violation has to be found
 
 A process plants one for the rest of its life with `plant(name)`. Each breaks one rule of docs/internals/protocol.md in
-one place; `mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client,
-`mutations_queues` those between owners and workers, `mutations_schedules` those in the chains of schedules.
+one place: `scripts` on the server, `engine` in the owner and in the client, `holds` in how work is held back, `queues`
+between owners and workers, `schedules` in the chains of schedules.
 """
 
 from collections.abc import Iterator

@@ -70,6 +70,28 @@ _TIME: Final = (
         (Patch(Partition, "holds_lease", lambda _: True),),
     ),
     Mutation(
+        "one-answer-for-all-partitions-of-a-tick",
+        "what the server says of one partition counts for all of the call",
+        (
+            Patch(
+                Dispatcher,
+                "_send_begins",
+                with_text("zip(begins, replies, ", "zip(begins, replies[:1] * len(begins), "),
+            ),
+        ),
+    ),
+    Mutation(
+        "fenced-partition-keeps-the-others-back",
+        "what has begun in a call is not sent if another partition of that call was lost",
+        (
+            Patch(
+                Dispatcher,
+                "_send_begins",
+                with_text("start(groups)", "start(groups if len(groups) == len(begins) else [])"),
+            ),
+        ),
+    ),
+    Mutation(
         "takeover-forgets-what-was-fired",
         "a new owner leaves alone what the former one had begun and not finished",
         (Patch(LiveSlice, "load_bitmaps", _without_redo),),
@@ -296,6 +318,11 @@ _STOP: Final = (
         "commit-marks-what-it-leaves",
         "a commit that takes some of the failed deliveries writes the done bits of all",
         (Patch(Partition, "commit", _failed_are_done),),
+    ),
+    Mutation(
+        "outcome-of-a-forgotten-slice-written",
+        "an outcome is written although its slice is read again, and the task goes out again",
+        (Patch(PendingWrites, "take_outcomes", with_text("one.live is not None and one.live.forgotten", "False")),),
     ),
     Mutation(
         "failed-commit-at-a-stop-swallowed",

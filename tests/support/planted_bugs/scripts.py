@@ -121,6 +121,18 @@ _COMMIT: Final = (
         ),
     ),
     Mutation(
+        "run-kept-again-by-a-repeated-commit",
+        "a commit whose reply was lost and that is sent again adds its runs to the history once more",
+        (
+            Rewrite(
+                "commit",
+                "if status == 'repeated' and tasks == 0 then return",
+                "if status == 'repeated' then write_runs(now, ARGV[13]) end\n"
+                "if status == 'repeated' and tasks == 0 then return",
+            ),
+        ),
+    ),
+    Mutation(
         "done-without-dead-letter",
         "commit counts the death and marks the task done, and nobody keeps the letter",
         (

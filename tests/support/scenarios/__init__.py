@@ -28,8 +28,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 
 
+PARTITIONS: Final[dict[str, int]] = {"tick-of-which-one-partition-is-fenced": 2}
+"""Scenarios in which several partitions share a call; the others have one."""
+
+
 async def play(name: str, url: str, namespace: str) -> list[Violation]:
     """Run one scenario in an empty namespace; returns what the checker and the books have to say."""
-    async with World(url, namespace) as world:
+    async with World(url, namespace, PARTITIONS.get(name, 1)) as world:
         await SCENARIOS[name](world)
         return await world.findings()

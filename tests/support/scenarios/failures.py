@@ -124,6 +124,32 @@ async def more_failures_than_a_commit_takes(world: World) -> None:
     await world.settle(await world.node("b"))
 
 
+async def slice_is_read_again_with_a_failure_unwritten(world: World) -> None:
+    """A begin finds that a slice is gone: its owner reads all that it touched again. Meanwhile a delivery of another of
+    these slices fails; a call that would write its outcome does not get through before the slice is read."""
+    node, caller = await world.node("a"), world.caller
+    gate = node.hold(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_900))
+    await node.read()
+    world.go_to(1_000)
+    await node.fire()
+    node.answers()
+    replica = await world.keep()
+    await caller.put(world.at(2_000), sure=False)
+    await node.read()
+    await world.fall_back(replica)
+    world.failed("a failover lost a put", loses=True)
+    await caller.put(world.at(3_000))  # so many were accepted as before: the counters show nothing
+    world.go_to(2_000)
+    with bad_road(node.store) as road:
+        road.next("never sent", only=calls("commit"))
+        with on_the_way(node.store, calls("tick"), before=node.failing(gate)):
+            await node.fire()
+    await node.until(world, 2_001, 3_000, 2_001 + RETRY_MS, 3_000 + RETRY_MS)
+    await world.settle(node)
+
+
 async def commit_fails_at_a_stop(world: World) -> None:
     """One call of a clean stop does not get through. That is no excuse for a repeat: it is sent again."""
     first, caller = await world.node("a"), world.caller
@@ -222,6 +248,7 @@ FAILURES: Final = (
     commit_never_sent,
     failure_while_commits_run_out_of_time,
     more_failures_than_a_commit_takes,
+    slice_is_read_again_with_a_failure_unwritten,
     commit_fails_at_a_stop,
     late_copy_of_a_tick,
     failover_loses_a_commit,

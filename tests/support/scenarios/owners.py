@@ -3,12 +3,14 @@
 from typing import Final
 
 from mainspring.model.delivery import Retry
+from mainspring.store.keys import partition_of
 from mainspring.testing.faults import calls
 
 from .world import LEASE_S, RETRY_MS, World, on_the_way
 
 STALL_MS: Final = (LEASE_S + 1) * 1000
 LANE: Final = "lane"
+NAMES: Final = ("one", "two", "three", "four", "five", "six")
 
 
 async def stalled_owner_begins(world: World) -> None:
@@ -43,6 +45,24 @@ async def stalled_owner_commits(world: World) -> None:
     await first.breathe()
     await first.commit()
     await world.settle(second)
+
+
+async def tick_of_which_one_partition_is_fenced(world: World) -> None:
+    """A stalled node begins in two partitions with one call; meanwhile another node has taken one of them."""
+    first, second, caller = await world.node("a"), await world.node("b"), world.caller
+    for partition in range(world.partitions):
+        await caller.put(world.at(2_000), id=next(name for name in NAMES if partition_of(name, 2) == partition))
+    await first.read()
+    stalled_us = world.now_us()
+    world.go_to(STALL_MS)
+    world.failed("a node stalled", node="a", since_us=stalled_us)
+    second.engine.follow({1}, set())
+    await second.work()
+    world.go_to(STALL_MS + 1)
+    await first.fire()
+    await first.commit()
+    await second.commit()
+    await world.settle(first)
 
 
 async def stalled_owner_after_a_release(world: World) -> None:
@@ -203,6 +223,7 @@ async def clock_of_the_server_lags(world: World) -> None:
 OWNERS: Final = (
     stalled_owner_begins,
     stalled_owner_commits,
+    tick_of_which_one_partition_is_fenced,
     stalled_owner_after_a_release,
     stalled_owner_stops,
     answer_after_the_lease,

@@ -19,7 +19,7 @@ from mainspring.store.store import Store
 from mainspring.testing.faults import Match
 from mainspring.testing.history import History, Violation, check
 from mainspring.testing.ticker import Ticker
-from tests.support.recording import Moments, RecordingClient, books, record
+from tests.support.recording import Moments, RecordingClient, books, record, runs_told_twice
 
 LEASE_S: Final = 60
 """Long by the clock of the machine, which owners go by: no test shall lose a partition because it is slow."""
@@ -38,10 +38,10 @@ Work = Callable[[], Awaitable[None]]
 
 
 class World:
-    """One partition, so that everybody meets. Times are in milliseconds after the start."""
+    """One partition as a rule, so that everybody meets. Times are in milliseconds after the start."""
 
-    def __init__(self, url: str, namespace: str) -> None:
-        self.url, self.namespace = url, namespace
+    def __init__(self, url: str, namespace: str, partitions: int = 1) -> None:
+        self.url, self.namespace, self.partitions = url, namespace, partitions
         self.clock = ManualClock(START_MS)
         self.history = History(namespace)
         self._moments = Moments(self.clock)
@@ -62,7 +62,7 @@ class World:
         await self._stack.aclose()
 
     async def _open(self, clock: ManualClock) -> Store:
-        store = await Store.open(self.url, namespace=self.namespace, partitions=1, clock=clock)
+        store = await Store.open(self.url, namespace=self.namespace, partitions=self.partitions, clock=clock)
         self._stack.push_async_callback(store.aclose)
         return store
 
@@ -85,7 +85,12 @@ class World:
         """With workers, tasks for queues go there and not to the target that a scenario answers for."""
         options = EngineOptions(node=name, lease_s=LEASE_S, retry=RETRY)
         ticker = Ticker(
-            self.url, namespace=self.namespace, partitions=1, clock=self.clock, options=options, workers=workers
+            self.url,
+            namespace=self.namespace,
+            partitions=self.partitions,
+            clock=self.clock,
+            options=options,
+            workers=workers,
         )
         await self._stack.enter_async_context(ticker)
         record(ticker.engine, self.history.events.append, node=name, moments=self._moments)
@@ -146,7 +151,7 @@ class World:
 
     async def findings(self) -> list[Violation]:
         await self.caller.look_back()
-        return check(self.history) + await books(self.store)
+        return check(self.history) + await books(self.store) + await runs_told_twice(self.store)
 
 
 class NodeByHand:
