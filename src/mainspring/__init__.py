@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client.client import Client
     from .client.dead_letters import DeadLetters
+    from .client.runs import RunLog, RunStats
     from .client.schedules import Schedules
     from .client.sync import SyncClient, SyncDeadLetters, SyncSchedules
     from .config.config import Config
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .model.job import Output, Result
     from .model.lane import LaneInfo, LanePolicy, Pause, Scope
     from .model.retry import RetryPolicy, WorstCase, worst_case
+    from .model.run import HistoryState, KeptRun, RunCounts, RunDetails, RunRecord, RunsPage
     from .model.schedule.definition import Definition, SchedulePause
     from .model.schedule.recurrence import Recurrence
     from .model.schedule.view import Backfilled, SchedulePage, ScheduleView
@@ -76,8 +78,10 @@ __all__ = [
     "Failure",
     "Function",
     "Handle",
+    "HistoryState",
     "InvalidCron",
     "InvalidInput",
+    "KeptRun",
     "LaneInfo",
     "LanePolicy",
     "LinkOptions",
@@ -101,6 +105,12 @@ __all__ = [
     "Result",
     "Retry",
     "RetryPolicy",
+    "RunCounts",
+    "RunDetails",
+    "RunLog",
+    "RunRecord",
+    "RunStats",
+    "RunsPage",
     "SchedulePage",
     "SchedulePause",
     "ScheduleView",
@@ -131,6 +141,10 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "client.client": ("Client",),
     "client.dead_letters": ("DeadLetters",),
+    "client.runs": (
+        "RunLog",
+        "RunStats",
+    ),
     "client.schedules": ("Schedules",),
     "client.sync": (
         "SyncClient",
@@ -170,6 +184,14 @@ _MODULES: Final = {
         "RetryPolicy",
         "WorstCase",
         "worst_case",
+    ),
+    "model.run": (
+        "HistoryState",
+        "KeptRun",
+        "RunCounts",
+        "RunDetails",
+        "RunRecord",
+        "RunsPage",
     ),
     "model.schedule.definition": (
         "Definition",

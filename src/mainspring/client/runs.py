@@ -159,6 +159,10 @@ class RunOperations:
             return RunLog(text, after, False)
         if (await find_live(self.store, id, lane)).state in _LIVE:
             return RunLog("", after, False)
+        # Again: the end of it may have been published before the task was over, but after the first look.
+        text, after = await history.read_log(self.store, reference, after)
+        if text:
+            return RunLog(text, after, False)
         page = await self.runs(id=id, lane=lane, limit=1)
         run = await self.run(page.runs[0].id) if page.runs else None
         if run is None or run.details is None:

@@ -156,6 +156,7 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def failed(self) -> bool:
+        """True if its end counts as a failure."""
         return self.end in FAILED_ENDS
 
 
@@ -387,6 +388,7 @@ class RunCounts(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> int:
+        """All of them."""
         return self.ok + self.failed + self.retried + self.skipped
 
 

@@ -21,7 +21,6 @@ from ..model.job import Job
 from ..model.text import clean
 from ..model.times import Delay, delay_ms
 from ..store import records
-from ..store.runs import publish_logs
 
 if TYPE_CHECKING:
     from ..store.store import Store
@@ -88,6 +87,8 @@ class Memory:
             await self._send(written)
 
     async def _send(self, written: list[tuple["Context", list[str]]]) -> None:
+        from ..store.runs import publish_logs  # here: a program that only declares handlers needs no connection
+
         self._shown.update(context for context, _ in written)
         logs = [(one.job.partition, one.job.idh, "".join(texts)[-PUBLISHED_CHARS:]) for one, texts in written]
         await publish_logs(self._store, logs)
@@ -96,7 +97,12 @@ class Memory:
         """Show followers the end of what a job has written, if they were shown its beginning; call it in a thread."""
         if context in self._shown:
             with contextlib.suppress(StoreError, TimeoutError):
-                self.wait(self._send([(context, self._written.pop(context, []))]))
+                self.wait(self._send_rest(context))
+
+    async def _send_rest(self, context: "Context") -> None:
+        # In the loop, after all that the thread has published: that is on its way there.
+        if texts := self._written.pop(context, None):
+            await self._send([(context, texts)])
 
     async def begin(self, job: Job, keep_ms: int) -> Record | None:
         """Record that a run begins; return the record of an earlier run, or None."""
