@@ -118,7 +118,7 @@ async def test_a_new_owner_lets_many_lanes_go_on(paused: Ticker, tickers: Ticker
 async def test_many_failures_at_once_are_written_while_others_leave(
     tickers: Tickers, store: Store, few_at_a_time: None
 ) -> None:
-    """A step writes the ends of one partition; those of the others wait, and what is due leaves in between."""
+    """A step writes a few outcomes; the others wait, and what is due leaves in between."""
     # A long lease: a machine that stalls for seconds must not cost the partitions.
     options = EngineOptions(lease_s=300.0)
     ticker = await tickers(handlers={"kafka": lambda _: Retry("broken", after_ms=60_000)}, options=options)
@@ -134,7 +134,7 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
-    assert 0 < sum(bool(one.unwritten) for one in failed) < len(failed), "some are written, not all"
+    assert 0 < sum(one.unwritten for one in failed) < 64, "some are written, not all"
     begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
     assert begun == 8, "nobody waits for that"
     await engine.dispatcher.drain()
