@@ -10,7 +10,7 @@ import typer
 from mainspring.cli.listing import Instant, Listing, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.output import ProgressBar, answer_lines, printable
-from mainspring.cli.task import After, At, print_json, when_of, with_client
+from mainspring.cli.task import After, At, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
@@ -108,10 +108,10 @@ def replay(
 
     async def work(client: "Client") -> ReplaySummary:
         if ids:
-            return await _replay_ids(client, ids, lane, when_of(at), after, new_key, dry_run, bar)
+            return await _replay_ids(client, ids, lane, at, after, new_key, dry_run, bar)
         total = await _total(client, filters)
         return await client.dead.replay_many(
-            **filters, at=when_of(at), after=after, rate=rate, new_key=new_key, dry_run=dry_run,
+            **filters, at=at, after=after, rate=rate, new_key=new_key, dry_run=dry_run,
             progress=lambda so_far: bar(so_far.seen, total),
         )  # fmt: skip
 
@@ -194,9 +194,7 @@ def export(
 def _filters(
     target: str | None, lane: str | None, reason: str | None, died_after: str | None, died_before: str | None
 ) -> Filters:
-    return Filters(
-        target=target, lane=lane, reason=reason, died_after=when_of(died_after), died_before=when_of(died_before)
-    )
+    return Filters(target=target, lane=lane, reason=reason, died_after=died_after, died_before=died_before)
 
 
 def _check_choice(ids: list[str] | None, every: bool, filters: Filters) -> None:

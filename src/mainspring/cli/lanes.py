@@ -8,7 +8,7 @@ from mainspring.cli.audited_client import user
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, completing, load
 from mainspring.cli.output import printable
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
@@ -200,7 +200,7 @@ def pause(
         load(redis_url, data_dir, namespace, config),
         lambda client: client.pause(
             target=target, queue=queue, lane=lane, mode=mode, reason=reason,
-            by=user() if by is None else by, until=when_of(until), for_=for_,
+            by=user() if by is None else by, until=until, for_=for_,
         ),
     )  # fmt: skip
     if json:

@@ -10,7 +10,7 @@ import typer
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.output import aligned, answer_lines, output_lines, printable
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.model.explain import moment, span
 from mainspring.model.run import BUCKETS, KeptRun, RunCounts
 
@@ -45,7 +45,7 @@ def list_(
     """List runs, the newest first."""
     filters: dict[str, Any] = {
         "schedule": schedule, "target": target, "queue": queue, "id": id, "lane": lane, "worker": worker,
-        "outcome": outcome, "ended_after": when_of(ended_after), "ended_before": when_of(ended_before),
+        "outcome": outcome, "ended_after": ended_after, "ended_before": ended_before,
     }  # fmt: skip
     page = with_client(config, lambda client: client.runs(limit=limit, cursor=cursor, **filters))
     return Listing(
@@ -138,9 +138,7 @@ def stats(
     loaded = load(redis_url, data_dir, namespace, config)
     found = with_client(
         loaded,
-        lambda client: client.run_stats(
-            schedule=schedule, target=target, queue=queue, start=when_of(start), end=when_of(end), step=step
-        ),
+        lambda client: client.run_stats(schedule=schedule, target=target, queue=queue, start=start, end=end, step=step),
     )
     if json:
         print_json(found)

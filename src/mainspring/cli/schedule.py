@@ -68,7 +68,7 @@ def preview(
 def _instant(text: str, tz: str) -> int:
     """Without an offset it is a time of the zone: that is what a person previewing a local time means."""
     try:
-        at_ms = local_ms(int(text) if text.isascii() and text.isdigit() else text, tz, "--from")
+        at_ms = local_ms(text, tz, "--from")
     except OverflowError:  # an offset leads out of the calendar
         at_ms = -1
     if not 0 <= at_ms < LAST_START_MS:

@@ -13,7 +13,7 @@ from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load
 from mainspring.cli.output import ProgressBar
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import PauseMode
@@ -111,9 +111,6 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     for name, (empty, nothing) in _TAKES_AWAY.items():
         if fields.get(name) == empty:
             fields[name] = nothing
-    for name in ("start", "end"):
-        if name in fields:
-            fields[name] = when_of(fields[name])
     if "payload" in fields:
         fields["payload"] = msgspec.json.decode(json_of(fields["payload"], "--payload"))
     policy = {field: options[name] for name, field in _POLICY.items() if options.get(name) is not None}
@@ -294,12 +291,11 @@ def backfill(
 ) -> None:  # fmt: skip
     """Run what was planned in a past range; what ran already is left alone."""
     loaded = load(redis_url, data_dir, namespace, config)
-    first, last = when_of(start) or start, when_of(end) or end
     with ProgressBar("runs", shown=not json) as bar:
         done = with_client(
             loaded,
             lambda client: client.schedules.backfill(
-                name, start=first, end=last, rate=rate, dry_run=dry_run, progress=bar
+                name, start=start, end=end, rate=rate, dry_run=dry_run, progress=bar
             ),
         )
     if json:

@@ -30,7 +30,7 @@ from mainspring.model.errors import Ambiguous, NotConfirmed, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
 from mainspring.model.task import BulkCancelOutcome, Handle, OnConflict
-from mainspring.model.times import When, delay_ms
+from mainspring.model.times import delay_ms
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -73,7 +73,7 @@ def put(
         handle = with_client(
             load(redis_url, data_dir, namespace, config),
             lambda client: client.put(
-                target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
+                target, value, at=at, after=after, id=id, lane=lane, expires=expires,
                 retry=retry, retries=retries, timeout=timeout, on_conflict=on_conflict, durability=durability,
             ),
             makes=True,
@@ -182,7 +182,7 @@ def list_(
     page = with_client(
         config,
         lambda client: client.list(
-            due_after=when_of(due_after), due_before=when_of(due_before), state=state, target=target, lane=lane,
+            due_after=due_after, due_before=due_before, state=state, target=target, lane=lane,
             limit=limit, cursor=cursor,
         ),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def count(
     """Count pending tasks."""
     found = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.count(due_after=when_of(due_after), due_before=when_of(due_before)),
+        lambda client: client.count(due_after=due_after, due_before=due_before),
     )
     if json:
         print_json(found)
@@ -258,7 +258,7 @@ def reschedule(
     """Move a pending task to another time."""
     handle = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.reschedule(id, at=when_of(at), after=after, lane=lane),
+        lambda client: client.reschedule(id, at=at, after=after, lane=lane),
     )
     _show_handle(handle, json)
 
@@ -290,10 +290,6 @@ async def _client(config: "Config", makes: bool) -> "AsyncIterator[Client]":
 
     async with opened_store(config, makes=makes) as store:
         yield Client.over(store, timezone=config.timezone)
-
-
-def when_of(text: str | None) -> When | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
 def _show_handle(handle: Handle, json: bool) -> None:
