@@ -14,7 +14,19 @@ import typer
 
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import CLEAR, Instant, Listing, listing, print_rows
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, place_of, remote
+from mainspring.cli.options import (
+    DataDir,
+    Json,
+    Namespace,
+    RedisUrl,
+    Settings,
+    load,
+    new_app,
+    new_group,
+    opened_store,
+    place_of,
+    remote,
+)
 from mainspring.cli.output import aligned
 from mainspring.cli.task import with_client
 from mainspring.model.access import KeyOrder, KeyShown, Role, make_key, new_token
@@ -30,9 +42,7 @@ if TYPE_CHECKING:
     from mainspring.store.store import Store
 
 
-cluster_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+cluster_app = new_group()
 
 EVERY_S: Final = 1.0
 
@@ -120,7 +130,7 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
 
 
-status_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+status_app = new_app()
 
 FEW: Final = 5
 
@@ -196,7 +206,7 @@ def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) 
         print_rows(("ID", "DIED", "TARGET", "REASON"), rows)
 
 
-version_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+version_app = new_app()
 
 
 @version_app.command("version")
@@ -209,7 +219,7 @@ def version() -> None:
     print(f"mainspring {__version__}, Python {python_version()}, {platform(terse=True)}")
 
 
-key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+key_app = new_group()
 
 
 @key_app.command()
@@ -348,7 +358,7 @@ async def _record(store: "Store", config: "Config", what: str, name: str, **chan
     await access.record_change(store, change, kept=config.audit_entries)
 
 
-acl_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+acl_app = new_app()
 
 _USER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -393,7 +403,7 @@ def _secret(file: Path | None) -> str | None:
     return secret
 
 
-audit_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+audit_app = new_app()
 
 
 @audit_app.command()

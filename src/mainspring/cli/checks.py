@@ -11,7 +11,18 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import record
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
+from mainspring.cli.options import (
+    DataDir,
+    Json,
+    Namespace,
+    RedisUrl,
+    Settings,
+    load,
+    new_app,
+    new_group,
+    remote,
+    server_url,
+)
 from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
     from mainspring.client.http import Api
 
 
-doctor_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+doctor_app = new_app()
 
 
 @doctor_app.command()
@@ -87,7 +98,7 @@ def _over(api: "Api") -> list[DoctorFinding]:
     return [reached, *(DoctorFinding(row.pop("server"), Check(**row)) for row in rows)]
 
 
-verify_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+verify_app = new_app()
 
 MOST_SHOWN: Final = 20
 """Findings of one kind shown to people; JSON has more."""
@@ -168,10 +179,7 @@ def _sum_of(counters: TaskCounters) -> str:
 _PARTS: Final = ("pending", "fired", "queued", "done", "cancelled", "replaced", "dead")
 
 
-notify_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Channels of notices: list them, try one; beats of jobs that others run.",
-)  # fmt: skip
+notify_app = new_group(help="Channels of notices: list them, try one; beats of jobs that others run.")
 
 
 @notify_app.command("list")

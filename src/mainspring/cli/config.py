@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, new_group, server_url
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
@@ -21,7 +21,7 @@ from mainspring.store.redis.url import safe_url
 if TYPE_CHECKING:
     from mainspring.store.store import Store
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_group()
 
 
 @app.callback()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 import typer
 
 from mainspring.cli.listing import Instant, Listing, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
 from mainspring.cli.task import After, At, print_json, when_of, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 
 LetterIds = Annotated[
     list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")

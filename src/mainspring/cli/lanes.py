@@ -6,7 +6,7 @@ import typer
 
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, completing, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, completing, load, new_app, new_group
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.model.errors import InvalidInput
@@ -17,9 +17,7 @@ from mainspring.model.workers import QueueInfo
 if TYPE_CHECKING:
     from mainspring.config.config import Config
 
-lane_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+lane_app = new_group()
 
 LaneArgument = Annotated[str, typer.Argument(help="The lane.", autocompletion=completing("lanes"))]
 
@@ -136,9 +134,7 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text is not None]
 
 
-queue_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+queue_app = new_group()
 
 
 @queue_app.callback()
@@ -169,7 +165,7 @@ def _served(one: QueueInfo) -> str:
     return str(len(one.workers)) if one.nearest is None else f"0; did you mean {one.nearest}?"
 
 
-pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+pause_app = new_app()
 
 TargetOption = Annotated[
     str | None,
@@ -234,7 +230,7 @@ def as_dict(one: Pause) -> dict[str, object]:
     }
 
 
-pauses_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+pauses_app = new_app()
 
 
 @pauses_app.command("pauses")
@@ -253,7 +249,7 @@ def pauses(config: "Config") -> Listing:
     )
 
 
-resume_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+resume_app = new_app()
 
 
 @resume_app.command("resume")

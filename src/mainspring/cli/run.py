@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, new_group
 from mainspring.cli.output import aligned, answer_lines, output_lines, printable
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.model.explain import moment, span
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 
 RunSchedule = Annotated[str | None, typer.Option(help="Only runs of this schedule.")]
 RunTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]

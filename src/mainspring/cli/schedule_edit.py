@@ -11,7 +11,7 @@ import typer
 
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load, new_app
 from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.config.config import Config
@@ -124,7 +124,7 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 ChangedBy = Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")]
 

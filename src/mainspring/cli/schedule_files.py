@@ -11,7 +11,7 @@ import typer
 
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, new_app
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import Definition
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 ApplyDryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 ScheduleSource = Annotated[

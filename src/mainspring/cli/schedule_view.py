@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, load, new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
@@ -134,7 +134,7 @@ def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
     print("\n".join(_changed(changes)) or "nothing would change")
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 
 @app.command("list")

@@ -21,6 +21,7 @@ from mainspring.cli.options import (
     completing,
     json_of,
     load,
+    new_group,
     opened_store,
     place_of,
     remote,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 T = TypeVar("T")
 POLL_S: Final = 0.2
 
