@@ -324,7 +324,8 @@ class Deliveries:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return
-        self._land(partition, flight, self._outcomes.ended_by_worker(partition, flight, verdict, traceback))
+        settled = self._outcomes.ended_by_worker(partition, flight, verdict, traceback)
+        self._land(partition, flight, settled._replace(ack=flight.address))
         self.delivered += 1
 
     def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:

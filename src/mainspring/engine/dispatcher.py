@@ -10,7 +10,7 @@ from ..model.errors import StoreError
 from ..roles import Loops
 from ..store.job_queue import decode_ack
 from ..store.owner import fire
-from ..store.owner.fire import forget_acks, read_acks
+from ..store.owner.fire import read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
 from .due import BeginCall
@@ -48,7 +48,6 @@ POLL_S: Final = 0.5
 """Seconds between polls for unannounced acks, and between attempts for tasks whose id is already in a queue."""
 
 IDLE_S: Final = 1.0
-FORGOTTEN_AT_ONCE: Final = 1_000
 
 
 class WorkerAcks:
@@ -63,26 +62,25 @@ class WorkerAcks:
         self._store = store
         self._owned = owned
         self._deliveries = deliveries
-        self._watched: dict[Partition, None] = {}
         self._heard: set[int] = set()
         """Partitions with a message since they were last read. Includes those that wait for nothing yet: a worker may
         be done before the owner has the reply to its hand-off."""
         self._poll_at = 0.0
 
     def woken(self, partitions: Iterable[int]) -> bool:
-        """Note partitions that may have new acks; return True if one of them is watched."""
+        """Note partitions that may have new acks; return True if one of them waits for workers."""
         self._heard.update(partitions)
-        return self._called
+        return any(one.number in self._heard for one in self._waiting())
 
-    @property
-    def _called(self) -> bool:
-        return bool(self._heard) and any(one.number in self._heard for one in self._watched)
+    def _waiting(self) -> list[Partition]:
+        return [one for one in self._owned.values() if one.waits_for_workers]
 
     @property
     def wait_s(self) -> float:
-        if self._called:
+        waiting = self._waiting()
+        if any(one.number in self._heard for one in waiting):
             return 0.0
-        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+        return max(0.0, self._poll_at - time.monotonic()) if waiting else IDLE_S
 
     def handed_off(self, partition: Partition, call: CommitCall, answers: Mapping[int, bytes]) -> None:
         """Note which tasks workers have now, from the server's answer to a hand-off."""
@@ -90,32 +88,19 @@ class WorkerAcks:
         self._deliveries.delivered += delivered
         for address, ack in ended:
             self._ended(partition, address, None, ack)
-        if partition.waits_for_workers and partition not in self._watched:
-            if not self._watched:
-                self._poll_at = time.monotonic() + POLL_S
-            self._watched[partition] = None
 
     async def look(self) -> StoreError | None:
         """Read partitions with messages at once and others now and then."""
-        for partition in list(self._watched):
-            if not partition.waits_for_workers or self._owned.get(partition.number) is not partition:
-                del self._watched[partition]
-        if not self._watched:
-            return None
-        if time.monotonic() >= self._poll_at:
-            called = list(self._watched)
-            self._poll_at = time.monotonic() + POLL_S
+        called, now_s = self._waiting(), time.monotonic()
+        if called and now_s < self._poll_at:
+            called = [one for one in called if one.number in self._heard]
         else:
-            called = [one for one in self._watched if one.number in self._heard]
+            self._poll_at = now_s + POLL_S
         if not called:
             return None
         self._heard.difference_update(one.number for one in called)
         for partition in called:
             partition.hand_off_again()
-        failures = [await self._forget(called), await self._read(called)]
-        return next((failure for failure in failures if failure is not None), None)
-
-    async def _read(self, called: list[Partition]) -> StoreError | None:
         failure = None
         waiting = [partition for partition in called if partition.awaits_acks]
         answers = await read_acks(self._store, {one.number: one.ack_cursor for one in waiting})
@@ -134,17 +119,6 @@ class WorkerAcks:
         """Settle a lane's task that a worker has ended, and let the lane continue."""
         if (flight := partition.back_from_worker(address, idh)) is not None:
             self._deliveries.ended_by_worker(flight, *decode_ack(ack))
-
-    async def _forget(self, called: list[Partition]) -> StoreError | None:
-        """Delete the acks of tasks whose end the server knows: they are no longer needed."""
-        known = {one: over for one in called if (over := one.known_ends(FORGOTTEN_AT_ONCE))}
-        if not known:
-            return None
-        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
-        if failure is None:
-            for partition, over in known.items():
-                partition.forget_ends(over)
-        return failure
 
 
 TICK_TASKS: Final = 8_192

@@ -83,6 +83,8 @@ class Settled(NamedTuple):
     """The receiver's response, stored before the task counts as done."""
     runs: tuple[Run, ...] = ()
     """What happened, for the history."""
+    ack: bytes = b""
+    """Address under which a worker has acknowledged the task; its ack is removed."""
 
     @property
     def is_plain(self) -> bool:
@@ -237,8 +239,6 @@ class Partition:
         """Tasks whose id another task has in a queue: they are handed off again."""
         self._awaited: dict[bytes, Flight] = {}
         """Tasks of lanes that workers have, by address: they stay fired until the workers' acks arrive."""
-        self._answered: dict[bytes, LiveSlice] = {}
-        """Addresses whose acks can be deleted once the end of the task is committed."""
         self.ack_cursor = 0
         """Cursor of the acks in this round."""
         self.chains = Chains()
@@ -588,6 +588,7 @@ class Partition:
             [one.answer for one in settled if one.answer is not None],
             [run for one in settled for run in one.runs],
             {queue: [*chain.from_iterable(map(_records, groups))] for queue, groups in handed.items()},
+            [one.ack for one in settled if one.ack],
         )
         flights = [flight for groups in handed.values() for flight in _flights(groups)]
         self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()), flights)
@@ -652,8 +653,8 @@ class Partition:
 
     @property
     def waits_for_workers(self) -> bool:
-        """True if something waits for workers or their acks, or an ack is still to be deleted."""
-        return bool(self._awaited or self._put_off or self._answered)
+        """True if something waits for workers or their acks."""
+        return bool(self._awaited or self._put_off)
 
     @property
     def awaits_acks(self) -> bool:
@@ -665,22 +666,8 @@ class Partition:
         if flight is None or idh not in (None, flight.idh):
             return None
         del self._awaited[address]
-        if flight.live.forgotten:
-            return None  # its slice is read again; it is handed off again and settled by the same ack
-        self._answered[address] = flight.live
-        return flight
-
-    def known_ends(self, most: int) -> list[bytes]:
-        """Return addresses of tasks whose worker has answered, and whose end the server knows."""
-        if self.unanswered is not None or self._pending_writes.outcomes:
-            return []
-        dirty = self._pending_writes.dirty
-        return [address for address, live in self._answered.items() if live not in dirty][:most]
-
-    def forget_ends(self, addresses: Iterable[bytes]) -> None:
-        """Forget tasks of which the acks are deleted."""
-        for address in addresses:
-            self._answered.pop(address, None)
+        # If its slice is read again, the task is handed off again, and settled by the same ack.
+        return None if flight.live.forgotten else flight
 
 
 def _records(group: FlightGroup) -> list[bytes]:
