@@ -274,7 +274,7 @@ class Deliveries:
                 self._settle_one(flight, DONE, began_ms)
             return
         partition = self._owned.get(live.partition)
-        if partition is not None and not live.forgotten and partition.done(live, group.indexes):
+        if partition is not None and not live.forgotten and partition.done(group):
             self._loops.fire.wake()
 
     def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
@@ -329,22 +329,16 @@ class Deliveries:
         self.delivered += 1
 
     def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:
-        partition.ended(flight, settled)
-        if settled.is_over and flight.body.occurrence is not None:
-            # Its next occurrence may be waiting for the end of this one.
-            partition.run_over(flight, "done" if settled.delivered else "dead", self._clock.now_ms())
+        partition.settle(settled, flight, self._clock.now_ms())
         self._loops.fire.wake()
 
-    def bury_damaged(self, partition: Partition) -> None:
-        """Make dead letters of entries that could not be read."""
+    def note(self, partition: Partition) -> None:
+        """Bury entries that a begin could not read, and note planned times that did not run."""
         for damaged in partition.take_damaged():
-            partition.write(self._outcomes.bury_damaged(damaged))
-
-    def note_passed(self, partition: Partition) -> None:
-        """Write to the history which planned times did not run."""
+            partition.settle(self._outcomes.bury_damaged(damaged))
         for definition, slot in partition.take_passed():
             if (settled := self._outcomes.passed(definition, slot)) is not None:
-                partition.write(settled)
+                partition.settle(settled)
 
     # -- stopping ---------------------------------------------------------------------------------------
 

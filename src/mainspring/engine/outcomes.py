@@ -47,11 +47,10 @@ from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
-from ..store.owner.holds import FailedHead
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
-from .partition import LaneHold, Partition, Settled
+from .partition import Partition, Settled
 from .slice import LiveSlice
 
 _KEY: Final = attrgetter("key")
@@ -278,7 +277,7 @@ class Outcomes:
     def _since_ms(self, partition: Partition, flight: Flight, now_ms: int) -> int:
         """Return when the head of a lane first failed: untried postponements before that do not count."""
         lane = flight.body.lane
-        return now_ms if lane is None or flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
+        return now_ms if lane is None or flight.attempt == 1 else partition.failing_since_ms(lane, now_ms)
 
     def _carry_out(
         self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str, response: Response | None = None
@@ -299,11 +298,10 @@ class Outcomes:
         assert lane is not None
         self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
-        hold = partition.hold_policy.park(lane, reason, now_ms)
+        place = partition.park_lane(lane, reason, now_ms)
         body = replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
-        row = row_of(hold.place, flight, body)
-        held = self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
-        retry = _leaving(flight, hold.place, row)
+        held = partition.hold_lane(lane, flight.idh, now_ms, now_ms, parked=True)
+        retry = _leaving(flight, place, row_of(place, flight, body))
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
     def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
@@ -327,8 +325,6 @@ class Outcomes:
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
         """Place a retry. Its lane may continue meanwhile."""
         self.meters.retried[_kind(flight)] += 1
-        if flight.attempt == 1 and flight.body.lane is not None:
-            partition.lanes.since.pop(flight.body.lane, None)
         skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
         return self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), skips=skips)
 
@@ -344,20 +340,10 @@ class Outcomes:
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
         held = None
         if body.lane is not None and not skips:
-            held = self._hold_lane(partition, body.lane, flight.idh, due_ms)
+            first = body.attempt > flight.body.attempt == 1
+            held = partition.hold_lane(body.lane, flight.idh, due_ms, now_ms, first=first)
         retry = _leaving(flight, place, row)
         return Settled(flight.live, flight.index, is_over=skips, retry=retry, hold=held)
-
-    def _hold_lane(
-        self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
-    ) -> LaneHold:
-        """Make the lane wait for this task. Recorded on the server too, for a new owner."""
-        now_ms = self._clock.now_ms()
-        partition.hold_policy.head_stands(lane, inside=parked)
-        head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
-        partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.hold_policy.spill_lanes(now_ms)
-        return lane, head.pack()
 
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
@@ -372,7 +358,7 @@ class Outcomes:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
-        idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.index}")
+        idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
         letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
@@ -391,4 +377,4 @@ class Outcomes:
         )
         self._failures.report(failure)
         self.meters.buried("unreadable", letter.reason)
-        return Settled(damaged.live, damaged.index, fired=False, death=Death(idh, letter.encode(), now_ms))
+        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, letter.encode(), now_ms))
