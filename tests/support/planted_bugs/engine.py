@@ -18,6 +18,7 @@ from mainspring.engine.partition import CommitCall, OwnerCall, Partition, Settle
 from mainspring.engine.slice import LiveSlice, RowFilter
 from mainspring.model.delivery import DONE
 from mainspring.model.errors import StoreError
+from mainspring.model.run import Verdict
 from mainspring.store.codec import HEADER_BYTES, RESENT, decode, entry
 from mainspring.store.owner import fire, holds
 from mainspring.store.owner.read import Listed
@@ -169,9 +170,9 @@ def _given_up(send: Any) -> Any:
     return send_and_forget
 
 
-def _new_key(retry_later: Any) -> Any:
-    def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
-        settled: Settled = retry_later(self, partition, flight, wait_ms, reason)
+def _new_key(place_again: Any) -> Any:
+    def later(self: Outcomes, partition: Partition, flight: Flight, verdict: Verdict) -> Settled:
+        settled: Settled = place_again(self, partition, flight, verdict)
         retry = settled.retry
         assert retry is not None
         body = msgspec.structs.replace(decode(retry.row), original_due_ms=None)
@@ -205,7 +206,7 @@ _COMMIT: Final = (
     Mutation(
         "retry-under-a-new-key",
         "the next attempt carries the key of its own time",
-        (Patch(Outcomes, "_retry_later", _new_key),),
+        (Patch(Outcomes, "_retry", _new_key),),
     ),
 )
 
