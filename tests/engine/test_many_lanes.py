@@ -7,10 +7,10 @@ import pytest
 from msgspec import json
 
 from mainspring.engine import dispatcher, due, lookahead, partition
-from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.holds import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
+from mainspring.engine.partition import BeginCall
 from mainspring.model.delivery import Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store

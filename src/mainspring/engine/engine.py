@@ -24,7 +24,6 @@ from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
 from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
-from .notifier import NoticeOptions, Notifier
 from .outcomes import Outcomes
 from .partition import Partition
 from .planner import Planner
@@ -68,8 +67,6 @@ class EngineOptions:
     """When the oldest dead letters are dropped; never by default."""
     history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
     """Which runs the history keeps."""
-    notices: NoticeOptions = field(default_factory=NoticeOptions)
-    """Who is told when runs fail and recover."""
     audit_entries: int = AUDIT_KEPT
     """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
@@ -136,7 +133,6 @@ class Engine:
             self.owned,
             letter_limits=options.dead_letters,
         )
-        self.notifier = Notifier(store, self.owned, options.notices, self.flow_control)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
@@ -158,8 +154,6 @@ class Engine:
         self.loops.sweep.start(self.sweeper.step)
         self.loops.pause.start(self.pauses.step)
         self.loops.permit.start(self.permits.step)
-        if self.options.notices:
-            self.loops.notify.start(self.notifier.step)
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
