@@ -85,7 +85,7 @@ async def test_a_stale_commit_writes_nothing_at_all(begun: Begun, store: Store) 
     assert await begun.owner.raw("EXISTS", begun.owner.keys.dead) == 0
 
 
-async def test_a_commit_that_breaks_off_half_way_leaves_no_task_done_without_its_letter(
+async def test_a_commit_that_breaks_off_half_way_leaves_no_task_done_without_its_dead_letter(
     begun: Begun, store: Store
 ) -> None:
     """A script that fails midway does not roll back: with its done bits written first the task would be lost."""
