@@ -1,6 +1,7 @@
 """The help of every command has examples that work, and a bar is drawn for people only."""
 
 import io
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ PROMISED = (
     *(f"lane {name}" for name in ("list", "show", "retry-head", "skip-head", "resume")),
     *(f"dead {name}" for name in ("list", "show", "replay", "drop")),
     *(f"key {name}" for name in ("add", "list", "revoke")),
+    *(f"run {name}" for name in ("list", "show", "log", "stats")),
     "cluster status",
 )  # fmt: skip
 """The commands whose names are promised to people."""
@@ -90,6 +92,14 @@ def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
     assert words[1 : len(words) - len(rest)] == name.split()
     given = command.make_context(name, list(rest)).params  # raises for an unknown option or a missing argument
     assert given or not rest
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_fit_a_terminal_of_80_columns(name: str) -> None:
+    command, _ = find(name.split())
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True)).partition("Examples:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.sub(r" \\\n +", " ", shown).split("\n")[2:] == [f"    {line}" for line in EXAMPLES[name]]
 
 
 OLD = [

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
@@ -224,6 +225,13 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring schedule import /etc/crontab --system --dry-run",
         "mainspring schedule import beat.json --format celery --out schedules.toml",
     ),
+    "run list": (
+        "mainspring run list --schedule nightly",
+        "mainspring run list --outcome failed --ended-after 2030-01-01T00:00:00Z",
+    ),
+    "run show": ("mainspring run show 5.mhx2k1f8.0.2",),
+    "run log": ("mainspring run log -f order-42",),
+    "run stats": ("mainspring run stats --queue mail --step minute",),
     "schedule apply": ("mainspring schedule apply -f schedules.toml --prune --dry-run",),
     "schedule lint": ("mainspring schedule lint", "mainspring schedule lint -f schedules.toml"),
     "lane list": ("mainspring lane list",),
@@ -238,7 +246,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring dead replay --target 'kafka:*' --rate 100 --dry-run",
     ),
     "dead drop": ("mainspring dead drop --died-before 2030-01-01T00:00:00Z --yes",),
-    "dead export": ("mainspring dead export -o letters.ndjson",),
+    "dead export": ("mainspring dead export -o dead-letters.ndjson",),
     "pause": ("mainspring pause --target 'kafka:*' --reason deploy --for 30m", "mainspring pause --all"),
     "resume": ("mainspring resume --target 'kafka:*'",),
     "pauses": ("mainspring pauses",),
@@ -284,13 +292,28 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+EXAMPLE_WIDTH: Final = 72
+"""Columns of an example: help pages indent it, and a terminal may have 80."""
+
+
+def folded(line: str) -> str:
+    """Return a command as one types it: a long one continues on the next line, before an option or a bar."""
+    lines: list[str] = []
+    for part in re.split(r" (?=--|[|] )", line):
+        if lines and len(lines[-1]) + len(part) < EXAMPLE_WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return " \\\n".join(lines)
+
+
 def with_examples(command: Any, name: str) -> Any:
     """Add the examples to the help of a command and its subcommands, and show their summaries whole, not cut."""
     command.short_help = (command.help or "").partition("\n\n")[0].replace("\n", " ")
     lines = EXAMPLES.get(name)
     if lines:
         note = f"{command.epilog}\n\n" if command.epilog else ""
-        command.epilog = f"{note}Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+        command.epilog = f"{note}Examples:\n\n\b\n" + indent("\n".join(map(folded, lines)), "  ")
     for below, one in getattr(command, "commands", {}).items():
         with_examples(one, f"{name} {below}")
     return command
