@@ -314,8 +314,8 @@ async def test_a_head_that_is_refused_is_refused_again(api: Api, more: bytes) ->
 
 @pytest.mark.parametrize("query", ["", "?replace=true"])
 async def test_the_limit_of_an_item_is_one_number(api: Api, query: str) -> None:
-    for letter in ("a", "\u00fc"):
-        longest = letter * (MAX_ITEM_BYTES // len(letter.encode()))
+    for dead_letter in ("a", "\u00fc"):
+        longest = dead_letter * (MAX_ITEM_BYTES // len(dead_letter.encode()))
         assert (await api.post(f"/ticks{query}", {"item": longest, "at": LATER})).status == 202
         for more in (1, 16, 17, 1_000):
             item = longest + "a" * more

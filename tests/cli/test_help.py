@@ -150,15 +150,15 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
 
 
 def test_without_a_total_a_bar_counts_and_one_that_was_too_small_grows() -> None:
-    for total, shown in ((None, "7 letters"), (3, "7 of 7 letters")):
+    for total, shown in ((None, "7 dead letters"), (3, "7 of 7 dead letters")):
         terminal = Terminal()
-        with ProgressBar("letters", terminal) as bar:
+        with ProgressBar("dead letters", terminal) as bar:
             bar(7, total)
         assert shown in terminal.getvalue()
 
 
 def test_a_bar_that_is_not_wanted_is_not_drawn() -> None:
     terminal = Terminal()
-    with ProgressBar("letters", terminal, shown=False) as bar:
+    with ProgressBar("dead letters", terminal, shown=False) as bar:
         bar(1, 1)
     assert terminal.getvalue() == ""

@@ -104,9 +104,9 @@ async def test_a_head_is_skipped_with_a_reason(server: Server, ticker: Ticker) -
     assert json.loads(done.output) == {"lane": "a", "answer": "ok"}
     ticker.clock.set(int(time.time() * 1000) + 1_000)
     assert [one.value() for one in await ticker.turn()] == [2, 3]
-    letter = await ticker.client.dead_get("h")
-    assert letter is not None
-    assert letter.reason == "broken order"
+    dead_letter = await ticker.client.dead_get("h")
+    assert dead_letter is not None
+    assert dead_letter.reason == "broken order"
 
 
 async def test_pause_list_and_resume(server: Server, ticker: Ticker) -> None:

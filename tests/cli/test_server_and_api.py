@@ -303,16 +303,20 @@ async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, t
         return len((await told(say, "dead", "list"))["letters"]) == 3
 
     await until(all_died)
-    letter = await told(say, "dead", "show", "d0")
-    assert (letter["reason"], letter["payload"], letter["attempts"]) == ("the receiver said no", "die", 1)
-    assert letter["idempotency_key"].startswith("main/d0/")
+    dead_letter = await told(say, "dead", "show", "d0")
+    assert (dead_letter["reason"], dead_letter["payload"], dead_letter["attempts"]) == (
+        "the receiver said no",
+        "die",
+        1,
+    )
+    assert dead_letter["idempotency_key"].startswith("main/d0/")
     assert "no dead letter" in (await say("dead", "show", "d9", code=1)).stderr
-    file = tmp_path / "letters.ndjson"
+    file = tmp_path / "dead-letters.ndjson"
     await say("dead", "export", "-o", str(file))
     exported = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(one["id"] for one in exported) == ["d0", "d1", "d2"]
     assert [one["died_ms"] for one in exported] == sorted(one["died_ms"] for one in exported)
-    assert letter in exported
+    assert dead_letter in exported
     assert (await told(say, "dead", "replay", "--all", "--dry-run"))["replayed"] == 3
     assert (await told(say, "dead", "replay", "d0", "d9", "--in", "1h", code=1))["gone"] == 1
     assert (await told(say, "task", "get", "d0"))["state"] == "pending"

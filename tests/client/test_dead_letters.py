@@ -58,7 +58,7 @@ async def pages(client: Client, **options: Any) -> list[list[DeadLetter]]:
 
 
 async def ids(client: Client, **options: Any) -> list[str]:
-    return [letter.id for letters in await pages(client, **options) for letter in letters]
+    return [dead_letter.id for dead_letters in await pages(client, **options) for dead_letter in dead_letters]
 
 
 async def even(store: Store) -> None:
@@ -154,10 +154,10 @@ async def test_a_page_goes_on_where_it_ended_though_its_last_letter_has_gone(dyi
     await dying.advance(seconds=1)
     order = await ids(dying.client, limit=1000)
     page = await dying.client.dead.list(limit=20)
-    for letter in page.letters:
-        assert await dying.client.dead.drop(letter.id) == "dropped"
+    for dead_letter in page.letters:
+        assert await dying.client.dead.drop(dead_letter.id) == "dropped"
     rest = (await dying.client.dead.list(limit=1000, cursor=page.next)).letters
-    assert [letter.id for letter in rest] == order[20:]
+    assert [dead_letter.id for dead_letter in rest] == order[20:]
 
 
 async def test_filters_find_what_they_name(dying: Ticker, clock: ManualClock) -> None:
@@ -203,12 +203,16 @@ async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails
         await ticker.advance(seconds=2)
     ticker.clock.advance(seconds=60)
     await ticker.advance(seconds=1)
-    letter = await ticker.client.dead.get("late")
-    assert letter is not None
-    assert (letter.reason, letter.attempts, letter.errors) == ("expired", int(fails), ("busy",) if fails else ())
-    assert told in lines_of(letter, "main")
-    assert [line for line in lines_of(letter, "main") if line.startswith("error")] == ["error 1     busy"] * fails
-    assert letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
+    dead_letter = await ticker.client.dead.get("late")
+    assert dead_letter is not None
+    assert (dead_letter.reason, dead_letter.attempts, dead_letter.errors) == (
+        "expired",
+        int(fails),
+        ("busy",) if fails else (),
+    )
+    assert told in lines_of(dead_letter, "main")
+    assert [line for line in lines_of(dead_letter, "main") if line.startswith("error")] == ["error 1     busy"] * fails
+    assert dead_letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
 
 
 async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, store: Store) -> None:
@@ -216,20 +220,24 @@ async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, s
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}"))
     handle = await ticker.client.put("log:", {"a": 1}, id="id", lane="l", after="1s")
     await ticker.advance(minutes=5)
-    letter = await ticker.client.dead.get("id")
-    assert letter is not None
-    assert (letter.reason, letter.errors, letter.attempts) == ("error 3", ("error 1", "error 2", "error 3"), 3)
-    assert (letter.due_ms, letter.lane, letter.value()) == (handle.due_ms, "l", {"a": 1})
-    assert await ticker.client.dead.get("id", lane="l") == letter
+    dead_letter = await ticker.client.dead.get("id")
+    assert dead_letter is not None
+    assert (dead_letter.reason, dead_letter.errors, dead_letter.attempts) == (
+        "error 3",
+        ("error 1", "error 2", "error 3"),
+        3,
+    )
+    assert (dead_letter.due_ms, dead_letter.lane, dead_letter.value()) == (handle.due_ms, "l", {"a": 1})
+    assert await ticker.client.dead.get("id", lane="l") == dead_letter
     assert await ticker.client.dead.get("other") is None
 
 
 async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
     await dying.client.put("log:", 1, id="id", after="1s", retry="3 base=7s", timeout="5s")
     await dying.advance(seconds=2)
-    letter = await dying.client.dead.get("id")
-    assert letter is not None
-    assert (letter.retry, letter.timeout_ms) == ("3 base=7s", 5_000)
+    dead_letter = await dying.client.dead.get("id")
+    assert dead_letter is not None
+    assert (dead_letter.retry, dead_letter.timeout_ms) == ("3 base=7s", 5_000)
     await dying.client.dead.replay("id", after="1h")
     found = await dying.client.get("id")
     assert (found.state, found.retry, found.timeout_ms) == ("pending", "3 base=7s", 5_000)
@@ -238,9 +246,9 @@ async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> N
 async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", after="1s")
     await dying.advance(seconds=1)
-    letter = await dying.client.dead.get(handle.id)
-    assert letter is not None
-    assert await dying.client.dead.get(letter.id) == letter
+    dead_letter = await dying.client.dead.get(handle.id)
+    assert dead_letter is not None
+    assert await dying.client.dead.get(dead_letter.id) == dead_letter
 
 
 async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
@@ -248,7 +256,7 @@ async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Tick
     await dying.advance(seconds=1)
     keys = store.keys.partitions[0]
     await store.run_one(keys.slot, [("HSET", keys.dead, b"\1" * 16, b"junk"), ("ZADD", keys.dead_times, 5, b"\1" * 16)])
-    fine, junk = [letter for letters in await pages(dying.client) for letter in letters]
+    fine, junk = [dead_letter for dead_letters in await pages(dying.client) for dead_letter in dead_letters]
     assert fine.id == "fine"
     assert (junk.id, junk.died_ms, junk.entry, junk.damaged) == ("01" * 16, 5, b"junk", True)
     assert (await dying.client.dead.replay(junk.id)).outcome == "damaged"
@@ -263,10 +271,10 @@ async def test_a_replayed_task_is_the_same_task_with_attempt_one(dying: Ticker, 
     handle = await dying.client.put("log:", {"a": 1}, id=id, lane="l", after="1s", expires="5s")
     [first] = await dying.advance(seconds=10)
     heal(dying)
-    letter_id = id or first.id
-    answer = await dying.client.dead.replay(letter_id)
+    dead_id = id or first.id
+    answer = await dying.client.dead.replay(dead_id)
     assert (answer.outcome, answer.due_ms) == ("replayed", dying.clock.now_ms())
-    assert await dying.client.dead.get(letter_id) is None
+    assert await dying.client.dead.get(dead_id) is None
     assert (await dying.client.get(handle.id)).state == "pending"
     [again] = await dying.advance(seconds=1)
     assert (again.id, again.lane, again.value(), again.attempt) == (first.id, "l", {"a": 1}, 1)
@@ -295,8 +303,8 @@ async def test_a_replay_that_dies_again_leaves_one_letter_with_the_original_due(
     await dying.advance(seconds=1)
     await dying.client.dead.replay("id", after="1s")
     await dying.advance(seconds=1)
-    [letter] = (await dying.client.dead.list()).letters
-    assert (letter.due_ms, letter.died_ms) == (handle.due_ms, dying.clock.now_ms())
+    [dead_letter] = (await dying.client.dead.list()).letters
+    assert (dead_letter.due_ms, dead_letter.died_ms) == (handle.due_ms, dying.clock.now_ms())
     assert (await dying.client.get("id")).state == "dead"
     assert (await balance(dying.store)).dead == 2
     await even(dying.store)
@@ -440,9 +448,9 @@ async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
         road.next("hold back", only=calls(script))
         await (dying.client.dead.replay("id") if script == "dead_replay" else dying.client.dead.drop("id"))
         await road.deliver_held()
-    letter = await dying.client.dead.get("id")
-    assert letter is not None
-    assert letter.died_ms == dying.clock.now_ms()
+    dead_letter = await dying.client.dead.get("id")
+    assert dead_letter is not None
+    assert dead_letter.died_ms == dying.clock.now_ms()
     books = await balance(dying.store)
     assert (books.accepted, books.dead, books.pending) == (2, 2, 0)
 
@@ -544,26 +552,26 @@ async def bury_damaged(ticker: Ticker) -> DeadLetter:
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"
     await ticker.store.run_one(keys.slot, [("LSET", keys.entries(address.slice.name), address.index, row)])
     await ticker.advance(seconds=2)
-    [letter] = (await ticker.client.dead.list()).letters
-    return letter
+    [dead_letter] = (await ticker.client.dead.list()).letters
+    return dead_letter
 
 
 async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: Ticker) -> None:
-    letter = await bury_damaged(dying)
-    assert letter.entry.endswith(b"\xc1")
+    dead_letter = await bury_damaged(dying)
+    assert dead_letter.entry.endswith(b"\xc1")
     await dying.client.put("log:", "y", id="whole", after="1s")
     await dying.advance(seconds=1)
-    answer = await dying.client.dead.replay(letter.id)
+    answer = await dying.client.dead.replay(dead_letter.id)
     assert answer.outcome == "damaged"
     assert "cannot be read" in answer.note
     summary = await dying.client.dead.replay_many()
     assert (summary.replayed, summary.damaged) == (1, 1)
-    assert [one.id for one in summary.problems] == [letter.id]
+    assert [one.id for one in summary.problems] == [dead_letter.id]
     lines: list[bytes] = []
     assert await dying.client.dead.export(lines.append) == 1
     told = json.loads(lines[0])
-    assert base64.b64decode(told["entry_base64"]) == letter.entry
-    assert await dying.client.dead.drop(letter.id) == "dropped"
+    assert base64.b64decode(told["entry_base64"]) == dead_letter.entry
+    assert await dying.client.dead.drop(dead_letter.id) == "dropped"
     assert (await dying.client.dead.list()).letters == []
     await even(dying.store)
 
@@ -615,7 +623,11 @@ async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: St
     lines: list[bytes] = []
     with bad_road(dying.store) as road:
         shown = await pages(dying.client, limit=1000)
-        assert sum(map(len, shown)) == len({letter.id for letters in shown for letter in letters}) == count
+        assert (
+            sum(map(len, shown))
+            == len({dead_letter.id for dead_letters in shown for dead_letter in dead_letters})
+            == count
+        )
         assert await dying.client.dead.export(lines.append) == count
         one_page = await dying.client.dead.list(reason="no such reason", limit=10)
     assert one_page.letters == []

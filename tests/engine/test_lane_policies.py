@@ -176,9 +176,14 @@ async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_goes
     assert await ticker.client.lane_skip_head("a") == "no head", "its owner has not looked yet"
     assert await ticker.client.lane_retry_head("a") == "no head"
     assert values(await ticker.advance(seconds=1)) == list(range(1, 60))
-    [letter] = await list_dead(store)
-    assert (letter.reason, letter.attempts, letter.errors, letter.lane) == ("not worth it", 1, ("busy",), "a")
-    assert (await ticker.client.dead_replay(letter.id)).outcome == "replayed"
+    [dead_letter] = await list_dead(store)
+    assert (dead_letter.reason, dead_letter.attempts, dead_letter.errors, dead_letter.lane) == (
+        "not worth it",
+        1,
+        ("busy",),
+        "a",
+    )
+    assert (await ticker.client.dead_replay(dead_letter.id)).outcome == "replayed"
     keys = store.keys.partitions[partition_of("a", 4)]
     assert await store.run_one(keys.slot, [("HLEN", keys.held)]) == [0]
     assert not (await verify(store)).reported

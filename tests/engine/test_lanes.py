@@ -426,12 +426,12 @@ async def test_one_id_in_several_lanes_is_several_tasks_with_keys_of_their_own(t
     attempts: list[str] = []
     ticker.answer("log", lambda one: Retry("busy") if one.attempt == 1 else Dead("no"))
     attempts += [one.idempotency_key for one in await ticker.advance(minutes=1)]
-    letters = {letter.lane: letter for letter in (await client.dead_list()).letters}
-    assert set(letters) == set(lanes)
+    dead_letters = {dead_letter.lane: dead_letter for dead_letter in (await client.dead_list()).letters}
+    assert set(dead_letters) == set(lanes)
     assert len(set(attempts)) == len(lanes)
     assert all(attempts.count(key) == 2 for key in attempts)
     namespace = client.store.keys.namespace
-    assert {letter.as_dict(namespace)["idempotency_key"] for letter in letters.values()} == set(attempts)
+    assert {dead_letter.as_dict(namespace)["idempotency_key"] for dead_letter in dead_letters.values()} == set(attempts)
     ticker.answer("log", lambda _: None)
     for lane in lanes[1:]:
         assert (await client.dead_replay("dup", lane=lane)).outcome == "replayed"

@@ -104,7 +104,7 @@ async def test_user_and_password_or_a_token_are_sent(sink: HttpSink) -> None:
 
 
 async def test_a_signed_request_is_accepted_by_the_public_library(sink: HttpSink) -> None:
-    secrets = tuple("whsec_" + base64.b64encode(letter * 32).decode() for letter in (b"n", b"o"))
+    secrets = tuple("whsec_" + base64.b64encode(dead_letter * 32).decode() for dead_letter in (b"n", b"o"))
     with receiving() as receiver:
         await send(sink, Webhook(receiver.url, secrets=secrets), '{"name": "grüße"}'.encode())
     [request] = receiver.requests

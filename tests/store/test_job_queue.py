@@ -208,8 +208,8 @@ async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWork
     )
     assert await job_queue.finish(ticker.store, ends) == ["lost"] * 4
     assert await balance(ticker.store) == books
-    [letter] = await list_dead(ticker.store)
-    assert (letter.reason, letter.payload, letter.attempts) == ("never", b'"c"', 1)
+    [dead_letter] = await list_dead(ticker.store)
+    assert (dead_letter.reason, dead_letter.payload, dead_letter.attempts) == ("never", b'"c"', 1)
 
 
 async def test_an_end_that_is_told_twice_in_one_call_counts_once(ticker: Ticker, worker: HandWorker) -> None:
@@ -287,8 +287,8 @@ async def test_what_has_expired_is_not_run(ticker: Ticker, clock: ManualClock, w
     await queued(ticker, "y", expires="1h")
     clock.advance(seconds=11)
     assert values(await worker.take()) == [b'"y"']
-    [letter] = await list_dead(ticker.store)
-    assert letter.reason == "expired"
+    [dead_letter] = await list_dead(ticker.store)
+    assert dead_letter.reason == "expired"
     books = await balance(ticker.store)
     assert (books.dead, books.queued) == (1, 1)
 

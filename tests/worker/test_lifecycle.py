@@ -238,9 +238,9 @@ async def test_a_job_that_ends_its_workers_is_buried_in_the_end(place: Place) ->
     assert job.deliveries == MOST_DELIVERIES
     await place.worker(Handler(never, queue="q"), lease_s=0.5)
     await place.settled()
-    letter = await place.client.dead_get("poison")
-    assert letter is not None
-    assert letter.reason == f"the workers that ran it died, {MOST_DELIVERIES} times in a row"
+    dead_letter = await place.client.dead_get("poison")
+    assert dead_letter is not None
+    assert dead_letter.reason == f"the workers that ran it died, {MOST_DELIVERIES} times in a row"
 
 
 async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(

@@ -57,7 +57,7 @@ class _LazyGroup(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise typer.Exit(0) from None  # whoever read our output (head, less) has seen enough
+            raise typer.Exit(0) from None  # the reader of our output (head, less) has seen enough
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

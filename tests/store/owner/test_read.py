@@ -70,9 +70,9 @@ async def test_a_damaged_entry_goes_to_the_dead_letters_and_the_rest_fires(
     await append(ticker.store, place, before, DAMAGED[damage], after)
     fired = await ticker.advance(seconds=10)
     assert sorted(one.idh[0] for one in fired) == [1, 2]
-    [letter] = await list_dead(ticker.store)
-    assert letter.entry == DAMAGED[damage]
-    assert "cannot be read" in letter.reason
+    [dead_letter] = await list_dead(ticker.store)
+    assert dead_letter.entry == DAMAGED[damage]
+    assert "cannot be read" in dead_letter.reason
     books = await balance(ticker.store)
     assert (books.done, books.dead) == (2, 1)
 
@@ -90,7 +90,7 @@ async def test_what_a_cancel_left_is_told_from_damage_also_after_a_lost_reply(
         with pytest.raises(Unavailable):
             await ticker.advance(seconds=2)
     assert [one.value() for one in await ticker.advance(seconds=10)] == [names[2], "good"]
-    assert [letter.entry for letter in await list_dead(ticker.store)] == [b"junk"]
+    assert [dead_letter.entry for dead_letter in await list_dead(ticker.store)] == [b"junk"]
     books = await balance(ticker.store)
     assert (books.done, books.dead, books.cancelled) == (2, 1, 2)
 

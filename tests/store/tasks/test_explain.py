@@ -212,7 +212,7 @@ async def test_of_two_tasks_under_one_id_the_later_one_is_told(ticker: Ticker, l
     over = await client.find_result("job")
     assert over is not None
     assert over.ending == "cancelled"
-    assert await client.dead_get("job") is not None, "the letter is kept all the same"
+    assert await client.dead_get("job") is not None, "the dead letter is kept all the same"
     await client.put("log:", "third", id="job", lane=lane, after="1s")
     await ticker.advance(hours=3)
     keys = ticker.store.keys.partitions[partition_of(lane or "job", len(ticker.store.keys))]

@@ -338,4 +338,4 @@ async def test_a_task_is_not_called_dead_for_an_earlier_one_of_its_id(ticker: Ti
     assert [one.value() for one in await ticker.advance(seconds=0)] == ["second"]
     assert (await ticker.client.get("order-42")).state == "done"
     await ticker.advance(seconds=10)
-    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the letter is there"
+    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the dead letter is there"

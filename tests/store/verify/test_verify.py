@@ -134,18 +134,18 @@ async def test_both_halves_of_a_dead_letter_are_brought_together(ticker: Ticker)
         await ticker.client.put("log:", name, after="1s", id=name, lane="a")
     await ticker.advance(seconds=5)
     keys = home(store, "a")
-    letters = {letter.id: letter for letter in await list_dead(store)}
+    dead_letters = {dead_letter.id: dead_letter for dead_letter in await list_dead(store)}
     pairs = await raw(store, keys.number, "HGETALL", keys.dead)
-    by_id = {letter: idh for idh, record in zip(pairs[::2], pairs[1::2], strict=True) for letter in letters
-             if letter.encode() in record}  # fmt: skip
+    records = list(zip(pairs[::2], pairs[1::2], strict=True))
+    by_id = {one: idh for idh, record in records for one in dead_letters if one.encode() in record}
     await raw(store, keys.number, "ZREM", keys.dead_times, by_id["undated"])
     await raw(store, keys.number, "HDEL", keys.dead, by_id["empty"])
     assert await found(store) == {"dead-letter": 2}
     await repaired(store)
-    left = {letter.id: letter for letter in await list_dead(store)}
-    assert left == {name: letters[name] for name in ("kept", "undated")}
+    left = {dead_letter.id: dead_letter for dead_letter in await list_dead(store)}
+    assert left == {name: dead_letters[name] for name in ("kept", "undated")}
     died_ms = await raw(store, keys.number, "ZSCORE", keys.dead_times, by_id["undated"])
-    assert float(died_ms) == letters["undated"].died_ms
+    assert float(died_ms) == dead_letters["undated"].died_ms
 
 
 # -- counters --------------------------------------------------------------------------------------------------
