@@ -126,7 +126,7 @@ async def test_a_dead_letter_is_dropped_for_good(api: Api) -> None:
     assert (await api.delete("/v1/dead/a")).status == 404
 
 
-async def test_many_letters_are_replayed_and_dropped_by_filter(api: Api) -> None:
+async def test_many_dead_letters_are_replayed_and_dropped_by_filter(api: Api) -> None:
     await kill(api, *(f"n{n}" for n in range(6)))
     assert (await api.post("/v1/dead:replay", {})).problem == "invalid"
     assert (await api.post("/v1/dead:drop", {})).problem == "invalid"

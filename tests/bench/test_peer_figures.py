@@ -36,7 +36,7 @@ def test_lateness_is_that_of_the_first_run_of_each_task() -> None:
     assert verdict.duplicated == 100
 
 
-def test_of_nothing_there_is_no_lateness() -> None:
+def test_no_tasks_have_no_lateness() -> None:
     verdict = judge({}, [(0, DUE_MS)])
     assert (verdict.lost, verdict.late_by(0.5), verdict.seconds) == (1, None, 0)
 

@@ -139,7 +139,7 @@ async def test_an_export_goes_to_a_file_or_to_standard_output(server: Server, ti
     assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["t1"]
 
 
-async def test_a_damaged_letter_shows_its_bytes(server: Server, ticker: Ticker) -> None:
+async def test_a_damaged_dead_letter_shows_its_bytes(server: Server, ticker: Ticker) -> None:
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"
     address = address_of((await ticker.client.put("log:", "x", after="1s")).id)
     keys = ticker.store.keys.partitions[address.partition]
@@ -218,14 +218,14 @@ async def test_for_programs_no_bar_is_drawn(server: Server, ticker: Ticker) -> N
     assert (piped.exit_code, piped.stderr) == (0, "")
 
 
-async def test_an_id_without_a_letter_is_named_below_the_bar(server: Server, ticker: Ticker) -> None:
+async def test_an_id_without_a_dead_letter_is_named_below_the_bar(server: Server, ticker: Ticker) -> None:
     where = ("--redis-url", server.url)
     code, printed, sent = await asyncio.to_thread(shown_by, "dead", "drop", "nobody", "t0", "--yes", *where)
     assert (code, printed) == (1, "1 dropped\n")
     assert sent.endswith("\r\x1b[Knobody: there is no dead letter with this id\r\n")
 
 
-async def test_letters_are_counted_without_being_read(ticker: Ticker) -> None:
+async def test_dead_letters_are_counted_without_being_read(ticker: Ticker) -> None:
     client = ticker.client
     first, *_ = sorted(one.died_ms for one in (await client.dead.list()).letters)
     assert await client.dead.count() == 3

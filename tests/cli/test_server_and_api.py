@@ -118,7 +118,7 @@ async def test_over_an_api_the_namespace_of_its_node_is_meant_unless_one_is_give
     ["task list", "task get a", "task explain a", "task result a", "task cancel a", "dead show a", "dead replay a",
      "dead drop a --yes", "schedule show a", "resume --queue a"],
 )  # fmt: skip
-async def test_over_an_api_a_misspelt_namespace_is_told_and_not_taken_for_an_unknown_task(
+async def test_over_an_api_a_misspelt_namespace_is_not_mistaken_for_an_unknown_task(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,7 +218,7 @@ async def test_how_a_task_ended_is_shown_while_that_is_kept(say: Say) -> None:
     assert "there is no task 'nobody'" in str((await say("task", "result", "nobody", code=1)).exception)
 
 
-async def test_pages_of_tasks_go_on_where_they_ended(say: Say) -> None:
+async def test_pages_of_tasks_continue_where_they_ended(say: Say) -> None:
     for n in range(3):
         await say("task", "put", str(n), "--in", f"{n + 1}h")
     first = await told(say, "task", "list", "--limit", "2")
@@ -586,7 +586,7 @@ async def test_keys_are_made_listed_and_revoked(say: Say, api: Api, monkeypatch:
     assert made["key"] not in json.dumps(trail)
 
 
-async def test_a_doctor_finds_the_same_on_both_roads(say: Say) -> None:
+async def test_doctor_finds_the_same_directly_and_over_the_api(say: Say) -> None:
     rows = {row["name"]: row for row in await told(say, "doctor")}
     servers = {"version", "role", "eviction", "persistence", "clock", "latency", "memory", "rights"}
     assert servers | {"data", "orphans", "nodes", "open files"} <= set(rows)
@@ -643,7 +643,7 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
     assert "canary" not in json.dumps(changes)
 
 
-async def test_the_trail_says_the_same_on_both_roads(say: Say) -> None:
+async def test_the_trail_says_the_same_directly_and_over_the_api(say: Say) -> None:
     put = ("task", "put", "--id", "t", "--target")
     await say(*put, "log:", "--in", "2h")
     await say(*put, "log:", "--in", "3h")

@@ -131,7 +131,7 @@ async def test_without_limits_dead_letters_stay(tickers: Tickers) -> None:
 # -- looking -----------------------------------------------------------------------------------------------------
 
 
-async def test_letters_are_listed_the_newest_first_each_once(dying: Ticker) -> None:
+async def test_dead_letters_are_listed_newest_first_each_once(dying: Ticker) -> None:
     for n in range(40):
         await dying.client.put("log:", n, id=f"t{n:02}", after=f"{n}s")
     await dying.advance(minutes=1)
@@ -141,7 +141,7 @@ async def test_letters_are_listed_the_newest_first_each_once(dying: Ticker) -> N
 
 
 @pytest.mark.parametrize("limit", [1, 9, 100])
-async def test_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dying: Ticker, limit: int) -> None:
+async def test_dead_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dying: Ticker, limit: int) -> None:
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(150))
     await dying.advance(seconds=1)
     shown = await ids(dying.client, limit=limit)
@@ -149,7 +149,7 @@ async def test_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dy
     assert shown == await ids(dying.client, limit=1000)
 
 
-async def test_a_page_goes_on_where_it_ended_though_its_last_letter_has_gone(dying: Ticker) -> None:
+async def test_the_next_page_continues_although_the_last_dead_letter_of_the_page_is_gone(dying: Ticker) -> None:
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(60))
     await dying.advance(seconds=1)
     order = await ids(dying.client, limit=1000)
@@ -196,7 +196,7 @@ async def test_wrong_questions_are_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("fails", "told"), [(False, "attempts    0"), (True, "attempts    1")])
-async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails: bool, told: str) -> None:
+async def test_a_dead_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails: bool, told: str) -> None:
     ticker.answer("log", lambda _: Retry("busy", after_ms=60_000))
     await ticker.client.put("log:", id="late", after="1s", expires="20s")
     if fails:
@@ -215,7 +215,7 @@ async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails
     assert dead_letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
 
 
-async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, store: Store) -> None:
+async def test_a_dead_letter_says_why_the_task_died_and_everything_else(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(options=EngineOptions(retry=RetryPolicy(max_attempts=3)))
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}"))
     handle = await ticker.client.put("log:", {"a": 1}, id="id", lane="l", after="1s")
@@ -232,7 +232,7 @@ async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, s
     assert await ticker.client.dead.get("other") is None
 
 
-async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
+async def test_a_replayed_dead_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
     await dying.client.put("log:", 1, id="id", after="1s", retry="3 base=7s", timeout="5s")
     await dying.advance(seconds=2)
     dead_letter = await dying.client.dead.get("id")
@@ -243,7 +243,7 @@ async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> N
     assert (found.state, found.retry, found.timeout_ms) == ("pending", "3 base=7s", 5_000)
 
 
-async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dying: Ticker) -> None:
+async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_dead_letter(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", after="1s")
     await dying.advance(seconds=1)
     dead_letter = await dying.client.dead.get(handle.id)
@@ -251,7 +251,7 @@ async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dyi
     assert await dying.client.dead.get(dead_letter.id) == dead_letter
 
 
-async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
+async def test_an_unreadable_dead_letter_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
     await dying.client.put("log:", "x", id="fine", after="1s")
     await dying.advance(seconds=1)
     keys = store.keys.partitions[0]
@@ -298,7 +298,7 @@ async def test_a_replay_can_have_another_time_and_another_key(dying: Ticker) -> 
     assert again.idempotency_key != first.idempotency_key
 
 
-async def test_a_replay_that_dies_again_leaves_one_letter_with_the_original_due(dying: Ticker) -> None:
+async def test_a_replay_that_dies_again_leaves_one_dead_letter_with_the_original_due_time(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     await dying.client.dead.replay("id", after="1s")
@@ -350,7 +350,7 @@ async def test_a_task_of_the_same_id_in_a_queue_is_not_overwritten(tickers: Tick
     await even(store)
 
 
-async def test_a_letter_without_a_letter_is_unknown(client: Client) -> None:
+async def test_an_id_without_a_dead_letter_is_unknown(client: Client) -> None:
     assert (await client.dead.replay("id")).outcome == "unknown"
     assert await client.dead.drop("id") == "unknown"
 
@@ -403,7 +403,7 @@ def between(dying: Ticker, monkeypatch: pytest.MonkeyPatch) -> Between:
     return do
 
 
-async def test_a_letter_that_somebody_dropped_meanwhile_is_not_called_replayed(
+async def test_a_dead_letter_that_was_dropped_meanwhile_is_not_reported_as_replayed(
     dying: Ticker, store: Store, between: Between
 ) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
@@ -432,7 +432,7 @@ async def test_a_task_that_was_put_meanwhile_is_not_overwritten(dying: Ticker, s
 
 
 @pytest.mark.parametrize("script", ["dead_replay", "dead_drop"])
-async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
+async def test_a_late_call_does_not_touch_the_dead_letter_of_a_later_death(
     dying: Ticker, store: Store, between: Between, script: str
 ) -> None:
     """Somebody else replayed it and it died again: nobody has seen that letter yet."""
@@ -580,7 +580,7 @@ async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: T
 
 
 @pytest.mark.parametrize("fault", ["lose reply", "never sent", "hold back"])
-async def test_a_drop_whose_reply_was_lost_is_told_as_done(dying: Ticker, fault: Fault) -> None:
+async def test_a_drop_whose_reply_was_lost_is_reported_as_done(dying: Ticker, fault: Fault) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     with bad_road(dying.store) as road:
@@ -616,7 +616,7 @@ async def test_an_export_holds_everything_the_oldest_first(dying: Ticker) -> Non
     assert [one["idempotency_key"], two["idempotency_key"]] == [delivery.idempotency_key for delivery in fired]
 
 
-async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: Store) -> None:
+async def test_ten_thousand_dead_letters_go_in_bounded_calls(dying: Ticker, store: Store) -> None:
     count = 10_000
     await dying.client.put_many(Task("log:", n, after=f"{1 + n % 3}s") for n in range(count))
     await dying.advance(seconds=4)

@@ -87,7 +87,7 @@ async def test_what_is_over_counts_too(client: Client, ticker: Ticker) -> None:
         await client.get("dup")
 
 
-async def test_dead_letters_of_one_id_are_told_apart(client: Client, ticker: Ticker) -> None:
+async def test_dead_letters_of_one_id_are_distinguished(client: Client, ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Dead("no"))
     for lane in (X, Y):
         await client.put("log:", id="dup", lane=lane)

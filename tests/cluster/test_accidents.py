@@ -233,7 +233,7 @@ async def test_after_an_outage_the_owners_come_back_before_anybody_takes_spare_p
     assert set(keeper._owned) == {0}
 
 
-async def test_a_server_that_is_away_does_not_keep_spare_partitions_of_others_from_being_taken(store: Store) -> None:
+async def test_an_unavailable_server_does_not_keep_partitions_of_others_from_being_taken(store: Store) -> None:
     keeper = keeper_of(store)
     keeper.follow({0}, set())
     keeper._spare_at = 0.0
@@ -254,7 +254,7 @@ async def test_spare_partitions_are_left_to_their_planned_owners_by_a_node_that_
     assert set(keeper._owned) == {0}
 
 
-async def test_a_hand_over_whose_call_to_the_others_fails_goes_on(store: Store) -> None:
+async def test_a_hand_over_continues_although_notifying_the_others_failed(store: Store) -> None:
     keeper, other = keeper_of(store), keeper_of(store, "other")
     other.follow({1}, set())
     await other.step()
@@ -297,7 +297,7 @@ async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it
     assert await holders(store) == {1} == set(keeper._owned)
 
 
-async def test_firing_goes_on_at_once_where_nobody_waits_any_more(store: Store) -> None:
+async def test_firing_resumes_at_once_if_no_node_waits_for_the_partition_any_more(store: Store) -> None:
     told: list[int] = []
     keeper = keeper_of(store, changed=lambda: told.append(1))
     await keeper.step()
@@ -374,7 +374,7 @@ async def test_a_record_that_cannot_be_read_breaks_no_node(store: Store) -> None
         {"version": "1.5"},
     ],
 )
-async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: dict[str, str]) -> None:
+async def test_an_unreadable_plan_is_replaced(store: Store, fields: dict[str, str]) -> None:
     given: list[set[int]] = []
     node = membership_of(store, "node", lambda mine, _: given.append(mine))
     await node.enter()
@@ -390,7 +390,7 @@ async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: 
 
 
 @pytest.mark.parametrize("term", ["garbage", "1.5", ""])
-async def test_a_leadership_that_cannot_be_read_is_taken_anew(store: Store, term: str) -> None:
+async def test_an_unreadable_leadership_is_taken_again(store: Store, term: str) -> None:
     await store.run_one(store.keys.slot, [("HSET", store.keys.leader, "id", "x", "nonce", "y", "term", term)])
     node = membership_of(store, "node")
     await node.enter()

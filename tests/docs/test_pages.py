@@ -52,7 +52,7 @@ def test_python_in_a_page_compiles(page: Path) -> None:
         compile(code, str(page), "exec", AWAIT)
 
 
-async def test_the_tutorial_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tutorial_can_be_typed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAINSPRING_DATA_DIR", str(tmp_path))
     names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs" / "tutorial.md", "python"):
@@ -399,5 +399,5 @@ def test_the_security_page_says_what_is_open_and_how_to_isolate_it() -> None:
 
 
 @named(PAGES)
-def test_no_page_names_a_path_of_somebodys_machine(page: Path) -> None:
+def test_no_page_names_a_path_of_an_authors_machine(page: Path) -> None:
     assert not re.search(r"/(?:root|tmp|work|Users)/", text_of(page))

@@ -93,7 +93,7 @@ def test_what_is_moved_is_fired_and_done_only_when_the_commit_is_made() -> None:
     assert hold.pending == 0
 
 
-def test_what_was_to_be_moved_from_a_slice_that_is_read_anew_is_left_alone() -> None:
+def test_a_move_from_a_slice_that_is_read_again_is_dropped() -> None:
     holds, one = Holds(), flight(NOW_MS)
     hold = holds.make(HoldRecord("lane:l", "retry", NOW_MS), NOW_MS)
     holds.move(one, hold)

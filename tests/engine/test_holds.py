@@ -92,7 +92,9 @@ async def test_few_tasks_and_a_short_wait_are_not_moved(ticker: Ticker, store: S
     assert values(await ticker.advance(seconds=5)) == [0, 1, 2, 3, 4]
 
 
-async def test_many_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, store: Store) -> None:
+async def test_many_times_the_look_ahead_behind_a_dead_head_starve_no_other_task(
+    tickers: Tickers, store: Store
+) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=64)), handlers={"log": failing_once(3_600_000)})
     await put_lane(ticker, 800)
     await ticker.advance(seconds=1)
@@ -116,7 +118,7 @@ async def test_many_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, s
     await balance(store)
 
 
-async def test_a_takeover_goes_on_with_held_work(tickers: Tickers, store: Store) -> None:
+async def test_a_takeover_resumes_held_work(tickers: Tickers, store: Store) -> None:
     first = await tickers(handlers={"log": failing_once(60_000)})
     await put_lane(first)
     await first.advance(seconds=5)
@@ -244,7 +246,7 @@ async def test_a_task_cancelled_while_it_is_moved_stays_cancelled(ticker: Ticker
     await balance(store)
 
 
-async def test_a_failed_head_that_was_moved_while_its_owner_stood_still_does_not_stop_its_lane(
+async def test_a_failed_head_that_was_moved_while_its_owner_was_suspended_does_not_stop_its_lane(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both its times are over. At the old one it is begun, and comes to nothing; at the new one it joined those that it

@@ -252,7 +252,7 @@ async def test_cancelling_the_retry_of_a_head_frees_its_lane(tickers: Tickers, s
     await balance(store)
 
 
-async def test_a_cancelled_neighbour_of_a_failed_head_frees_nobody(tickers: Tickers) -> None:
+async def test_a_cancelled_neighbour_of_a_failed_head_frees_no_lane(tickers: Tickers) -> None:
     """What is left of a cancelled task is four bytes of its id, and ids of one call may begin alike."""
     first = await tickers(handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == 0 else None})
     neighbours = [Task("log:", 0, after="1s", lane="a"), Task("log:", "never", after="50s", lane="a")]
@@ -399,7 +399,7 @@ async def test_a_failed_head_that_is_rescheduled_is_waited_for(tickers: Tickers)
     assert values(await ticker.advance(seconds=3_600)) == ["first", "next"]
 
 
-async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:
+async def test_get_and_explain_agree_about_a_skipped_head(tickers: Tickers) -> None:
     ticker = await tickers(handlers={"log": lambda _: Retry("no", after_ms=60_000)})
     put = await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.advance(seconds=1)

@@ -89,7 +89,7 @@ async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, sto
 
 
 @pytest.mark.parametrize("read_to_the_end", [False, True])
-async def test_those_whose_slice_is_read_anew_meanwhile_step_back_once(
+async def test_tasks_whose_slice_is_read_again_meanwhile_step_back_once(
     paused: Ticker, store: Store, read_to_the_end: bool
 ) -> None:
     """A put that was sent twice makes the owner read the whole slice again."""

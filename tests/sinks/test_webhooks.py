@@ -263,9 +263,7 @@ async def test_deliveries_are_handed_over_in_small_batches_and_all_are_marked_do
 # -- named targets ---------------------------------------------------------------------------------------------
 
 
-async def test_a_name_stands_for_a_webhook_or_for_another_address(
-    tickers: Tickers, store: Store, sink: HttpSink
-) -> None:
+async def test_a_name_leads_to_a_webhook_or_another_address(tickers: Tickers, store: Store, sink: HttpSink) -> None:
     with receiving() as receiver:
         hook = Webhook(receiver.url, method="PUT", headers=(("X-Shop", "1"),))
         targets = Targets({"orders": hook, "plain": Plain(receiver.url + "/plain")})
@@ -278,9 +276,7 @@ async def test_a_name_stands_for_a_webhook_or_for_another_address(
     assert (second.method, second.path, second.body) == ("POST", "/hook/plain", b"2")
 
 
-async def test_a_name_nobody_knows_is_tried_again_and_said_once(
-    sink: HttpSink, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unknown_name_is_tried_again_and_logged_once(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
     named = NamedSink(Targets({"odd": Plain("kafka:x"), "wrong": Webhook("https://a.example/")}), {"https": LogSink()})
     expected = {
         "target:orders": "this node has no target 'orders'; add [targets.orders] to its settings",
@@ -360,7 +356,7 @@ def gone_target(sink: HttpSink, url: str) -> dict[str, NamedSink]:
     return {"target": NamedSink(Targets({"shop": Webhook(url, gone_disables=True)}), {"http": sink})}
 
 
-async def test_410_disables_the_target_on_all_nodes_until_somebody_resumes_it(
+async def test_410_disables_the_target_on_all_nodes_until_it_is_resumed(
     tickers: Tickers, store: Store, sink: HttpSink, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = True
@@ -417,7 +413,7 @@ async def test_a_target_that_410_disabled_stays_so_after_a_restart(
     assert len(await list_dead(store)) == 6
 
 
-async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers, store: Store, sink: HttpSink) -> None:
+async def test_410_does_not_overwrite_an_existing_pause(tickers: Tickers, store: Store, sink: HttpSink) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
         ticker = await tickers(sinks=gone_target(sink, receiver.url))
         await ticker.client.pause(target="target:shop", reason="they move house", by="ops")
@@ -432,7 +428,7 @@ async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers,
     assert not await list_dead(store)
 
 
-async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
+async def test_the_pause_that_a_node_makes_is_in_the_audit_trail_once(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
@@ -449,7 +445,7 @@ async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
     assert pause.reason == "HTTP 410 Gone"
 
 
-async def test_a_pause_that_a_node_did_not_make_is_not_told_as_its_own(
+async def test_a_pause_that_a_node_did_not_make_is_not_recorded_as_its_own(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))

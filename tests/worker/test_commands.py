@@ -152,7 +152,7 @@ async def test_a_running_command_can_be_cancelled(place: Place, tmp_path: Path) 
     await place.settled()
 
 
-async def test_of_much_output_the_end_is_kept_and_the_rest_is_counted(place: Place) -> None:
+async def test_the_end_of_long_output_is_kept_and_the_rest_is_counted(place: Place) -> None:
     loud = "import sys; sys.stdout.write('x' * 3_000_000 + 'end'); sys.stderr.write('y' * 100_000)"
     await place.worker(command("loud", sys.executable, "-c", loud, output_bytes=10))
     output = await (await place.client.put("command:loud")).result(timeout=60)

@@ -74,7 +74,7 @@ async def test_a_task_that_keeps_no_result_says_so_and_one_that_waits_times_out(
 
 
 @pytest.mark.parametrize("lane", [None, "user-7"])
-async def test_who_waits_for_a_task_with_an_id_of_its_own_hears_that_it_was_cancelled(
+async def test_a_caller_that_waits_for_a_task_with_an_own_id_learns_that_it_was_cancelled(
     place: Place, lane: str | None
 ) -> None:
     handle = await place.client.put("queue:mail/nobody", after="1h", id="order-42", lane=lane)
@@ -87,7 +87,7 @@ async def test_who_waits_for_a_task_with_an_id_of_its_own_hears_that_it_was_canc
         await place.client.run_result("never-put")
 
 
-async def test_wrong_arguments_never_reach_the_handler_and_leave_a_letter_that_names_them(place: Place) -> None:
+async def test_wrong_arguments_never_reach_the_handler_and_leave_a_dead_letter_that_names_them(place: Place) -> None:
     called: list[int] = []
 
     async def sell(order: int) -> None:
@@ -611,7 +611,7 @@ async def test_a_forked_child_that_comes_back_ends(place: Place, tmp_path: Path)
     assert os.waitstatus_to_exitcode(status) == 1
 
 
-async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_coroutine_that_blocks_the_loop_is_reported(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     async def block() -> None:
         time.sleep(1.2)  # noqa: ASYNC251  # what nobody should do
 
@@ -683,7 +683,7 @@ async def test_the_tasks_of_a_lane_run_one_after_the_other_in_due_order(place: P
     assert seen == list(range(30))
 
 
-async def test_whoever_took_a_task_lets_other_workers_answer_the_next_calls(place: Place) -> None:
+async def test_a_worker_that_took_a_task_lets_others_answer_the_next_messages(place: Place) -> None:
     async def send() -> None: ...
 
     worker = await place.idle_worker([Handler(send, queue="mail")])

@@ -467,7 +467,7 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
     assert values(await worker.take()) == [b'"4"']
 
 
-async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
+async def test_a_lane_continues_when_the_worker_answers_and_not_at_the_next_poll(
     fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "POLL_S", 3_600.0)

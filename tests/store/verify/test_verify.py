@@ -29,7 +29,9 @@ Tickers = Callable[..., Awaitable[Ticker]]
 # -- nothing is wrong ------------------------------------------------------------------------------------------
 
 
-async def test_everything_a_task_can_go_through_leaves_even_books_and_no_orphan(tickers: Tickers, store: Store) -> None:
+async def test_everything_a_task_can_go_through_leaves_balanced_counters_and_no_orphan(
+    tickers: Tickers, store: Store
+) -> None:
     def answer(delivery: Delivery) -> Outcome:
         ends: dict[object, Outcome] = {"dies": Dead("no"), "again": Retry("busy")}
         return ends.get(delivery.value(), DONE)
@@ -80,7 +82,7 @@ def test_every_key_that_is_written_is_known(store: Store) -> None:
 # -- lanes and dead letters ------------------------------------------------------------------------------------
 
 
-async def test_a_lane_that_waits_for_nobody_goes_on(ticker: Ticker) -> None:
+async def test_verify_frees_a_lane_that_waits_for_a_missing_task(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
@@ -89,7 +91,7 @@ async def test_a_lane_that_waits_for_nobody_goes_on(ticker: Ticker) -> None:
     assert await raw(store, keys.number, "HLEN", keys.held) == 0
 
 
-async def test_an_owner_frees_a_lane_that_waits_for_nobody_by_itself(ticker: Ticker) -> None:
+async def test_an_owner_frees_a_lane_that_waits_for_a_missing_task(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
@@ -98,7 +100,7 @@ async def test_an_owner_frees_a_lane_that_waits_for_nobody_by_itself(ticker: Tic
     assert await raw(store, keys.number, "HLEN", keys.held) == 0
 
 
-async def test_a_record_of_held_work_that_nobody_can_read_is_removed(ticker: Ticker) -> None:
+async def test_an_unreadable_record_of_held_work_is_removed(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await ticker.client.pause(lane="a")
@@ -164,7 +166,7 @@ async def test_both_halves_of_a_dead_letter_are_brought_together(ticker: Ticker)
     ],
     ids=str,
 )
-async def test_counters_are_set_right_and_go_on_counting(ticker: Ticker, damage: tuple[Any, ...]) -> None:
+async def test_counters_are_corrected_and_keep_counting(ticker: Ticker, damage: tuple[Any, ...]) -> None:
     store, client = ticker.store, ticker.client
     for number in range(4):
         await client.put("log:", after=f"{number}s", lane="a", id=str(number))
@@ -199,7 +201,7 @@ async def test_repairs_that_meet_do_not_repair_twice(ticker: Ticker) -> None:
 # -- what nobody can repair --------------------------------------------------------------------------------------
 
 
-async def test_unknown_keys_and_wrong_types_are_told_and_left_to_a_person(client: Client, store: Store) -> None:
+async def test_unknown_keys_and_wrong_types_are_reported_and_left_to_a_person(client: Client, store: Store) -> None:
     await client.put("log:", after="1h", lane="a")
     keys = home(store, "a")
     other = store.keys.partitions[(keys.number + 1) % len(store.keys)]
