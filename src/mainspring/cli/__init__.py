@@ -225,13 +225,6 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring schedule import /etc/crontab --system --dry-run",
         "mainspring schedule import beat.json --format celery --out schedules.toml",
     ),
-    "run list": (
-        "mainspring run list --schedule nightly",
-        "mainspring run list --outcome failed --ended-after 2030-01-01T00:00:00Z",
-    ),
-    "run show": ("mainspring run show 5.mhx2k1f8.0.2",),
-    "run log": ("mainspring run log -f order-42",),
-    "run stats": ("mainspring run stats --queue mail --step minute",),
     "schedule apply": ("mainspring schedule apply -f schedules.toml --prune --dry-run",),
     "schedule lint": ("mainspring schedule lint", "mainspring schedule lint -f schedules.toml"),
     "lane list": ("mainspring lane list",),
