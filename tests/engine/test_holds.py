@@ -24,6 +24,7 @@ from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
+from tests.support.flows import open_flow
 
 Tickers = Callable[..., Awaitable[Ticker]]
 MANY = FEW_BEHIND + 8
@@ -350,7 +351,7 @@ async def test_a_clock_that_runs_ahead_forgets_no_record_of_a_hold_before_its_wi
     store = await Store.open(mainspring_url, namespace=mainspring_namespace, partitions=1, clock=Ahead())
     keys = store.keys.partitions[0]
     now_ms = await store.sample_clock() - HOUR_MS
-    owned = Partition(keys, b"token", 0.0)
+    owned = Partition(keys, b"token", 0.0, open_flow())
     ended = owned.hold_policy.holds.ended
     for age_ms in (60_000, 1_000, 30_000):
         place = Slice.held_since(now_ms - age_ms)

@@ -11,6 +11,7 @@ from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 _number = count(1)
@@ -242,7 +243,7 @@ def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) 
 
 
 def test_a_head_that_did_not_leave_and_whose_row_was_let_go_holds_up_nobody() -> None:
-    partition = Partition(KEYS, b"1.a", 1e9)
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     partition.add(live)
     row = entry(5, LANE, b"i" * 16, Body("log:", b"1", None, "l"))

@@ -11,7 +11,8 @@ from ..store.codec import HEADER_BYTES, SCHEDULED, TOMBSTONE, decode, decode_man
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES, Section
 from .flight import Flight, FlightGroup, grouped
-from .holds import Holders, HoldPolicy
+from .flow import Flow
+from .holds import HoldPolicy
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import Due, LiveSlice, is_set
@@ -162,17 +163,16 @@ class Leaving:
 class DueSelector:
     """Chooses the tasks that leave, and takes them back if they did not leave."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, holders: Holders) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, flow: Flow) -> None:
         self._chains = chains
         self._lanes = lanes
         self._hold_policy = hold_policy
-        self._holders = holders
+        self._flow = flow
         self.row_decoder = RowDecoder(chains, lanes, hold_policy)
 
     def room_of(self, live: LiveSlice, most: int) -> int:
         """Return how many rows of a hold slice may leave now: its hold may release them gradually."""
-        room = None if live.pace is None else self._holders.room(live.pace)
-        return most if room is None else min(most, room)
+        return most if live.pace is None else int(min(most, self._flow.room(live.pace)))
 
     def take(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
         """Take everything that may leave, up to the limit. With `whole`, take no part of an overdue slice."""
@@ -207,7 +207,7 @@ class DueSelector:
         """Add the due rows that are not held back."""
         leaving.room -= len(due.rows)
         flights, target = self.row_decoder.flights(live, due, now_ms)
-        if flights and (live.pace is not None or self._holders.closed):
+        if flights and (live.pace is not None or self._flow.closed):
             flights = self._hold_policy.sort_out(flights, now_ms)
         if flights:
             leaving.max_due_ms = max(leaving.max_due_ms, live.from_ms + due.latest)
@@ -222,11 +222,11 @@ class DueSelector:
             flight.live.held.discard(flight.index)
             if not self.row_decoder.waits_for_turn(flight):
                 leaving.append(flight)
-        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._holders.closed else leaving
+        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._flow.closed else leaving
 
     def _heads(self, slices: LiveSlices, now_ms: int) -> list[Flight]:
         """Return the heads of lanes that may leave now."""
-        may = self._hold_policy.may_leave if self._holders.closed else None
+        may = self._hold_policy.may_leave if self._flow.closed else None
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def take_back(self, begun: BeginCall) -> None:

@@ -4,12 +4,12 @@ Commit moves held tasks that were not begun into a hold slice. When the hold end
 other, so cancel, get, takeover and drop need no special case. See docs/decisions/0014.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Set
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -21,86 +21,11 @@ from ..store.keys import HOLD_MS, Address, Slice, r_of
 from ..store.owner.fire import MOST_BYTES, Moves
 from ..store.owner.holds import Inherited
 from .flight import Flight
+from .flow import Flow, is_gradual
 from .slice import LiveSlice
 
 if TYPE_CHECKING:
     from .lanes import Lanes
-
-
-class Why(NamedTuple):
-    """Why tasks are held, for people."""
-
-    reason: str = ""
-    who: str = ""
-    until_ms: int | None = None
-    code: str = ""
-    """The code that `explain` reports to programs."""
-
-
-class Holder(Protocol):
-    """Something that can hold tasks: a pause, a circuit breaker, a rate limit."""
-
-    @property
-    def closed(self) -> bool:
-        """True if any task is held. Checked for every batch; the other methods only if this is true."""
-
-    def governs(self, target: str) -> bool:
-        """Return True if tasks of this target may have to wait."""
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        """Return the key of the hold under which such a task must wait; None if it may go out, which it then does."""
-
-    def is_closed(self, key: str) -> bool:
-        """Return True if this hold still lasts."""
-
-    def room(self, key: str) -> int | None:
-        """Return how many tasks that wait under this key may leave now; None if only the hold limits them."""
-
-    def may_open(self, key: str) -> bool:
-        """Return True if one more lane that waits under this key may be reopened."""
-
-    def inherited(self, record: HoldRecord) -> None:
-        """Take over a hold of a former owner. Called before any question about its tasks."""
-
-    def why(self, key: str) -> Why: ...
-
-
-class Holders:
-    """All holders as one; the first that holds a task counts."""
-
-    def __init__(self) -> None:
-        self.all: list[Holder] = []
-
-    @property
-    def closed(self) -> bool:
-        return any(holder.closed for holder in self.all)
-
-    def governs(self, target: str) -> bool:
-        return any(holder.closed and holder.governs(target) for holder in self.all)
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        for holder in self.all:
-            if (key := holder.hold_for(target, lane, due_ms)) is not None:
-                return key
-        return None
-
-    def is_closed(self, key: str) -> bool:
-        return any(holder.is_closed(key) for holder in self.all)
-
-    def room(self, key: str) -> int | None:
-        return next((room for holder in self.all if (room := holder.room(key)) is not None), None)
-
-    def may_open(self, key: str) -> bool:
-        return all(holder.may_open(key) for holder in self.all)
-
-    def inherited(self, record: HoldRecord) -> None:
-        for holder in self.all:
-            holder.inherited(record)
-
-    def why(self, key: str) -> Why:
-        """Return the reason of a hold, also of one that lets some tasks through: the rest wait for that reason."""
-        holding = (holder for holder in self.all if holder.is_closed(key) or holder.room(key) is not None)
-        return next((holder.why(key) for holder in holding), Why())
 
 
 class Hold:
@@ -154,7 +79,7 @@ class Holds:
         self.by_key: dict[str, Hold] = {}
         self.by_place: dict[Slice, Hold] = {}
         self.waiting: dict[str, dict[Hold, None]] = {}
-        """Holds that last as long as a holder is closed, by the key that the holder gave them."""
+        """Holds that last as long as the flow has no room under a key, by that key."""
         self.to_find: dict[Hold, None] = {}
         """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
@@ -206,7 +131,7 @@ class Holds:
             self.waiting.setdefault(record.cause, {})[hold] = None
 
     def stop_waiting(self, hold: Hold) -> None:
-        """Note that no holder has to open for this hold any more."""
+        """Note that this hold waits for no room any more."""
         some = self.waiting.get(hold.record.cause, {})
         some.pop(hold, None)
         if not some:
@@ -316,8 +241,8 @@ def _flags(flight: Flight) -> int:
 class SpillQueue:
     """Held tasks in memory that are still to be moved into hold slices, by the keys of their holds, oldest first."""
 
-    def __init__(self, holders: Holders) -> None:
-        self._holders = holders
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
         self._waiting: dict[str, deque[Flight]] = {}
         self.count = 0
 
@@ -331,7 +256,7 @@ class SpillQueue:
         looked_at = 0
         for key in list(self._waiting):
             waiting = self._waiting[key]
-            if self._holders.room(key) is None and not self._holders.is_closed(key):
+            if self._flow.room(key) == inf:
                 looked_at += len(waiting)
                 self._step_back(waiting)
                 waiting.clear()
@@ -383,11 +308,11 @@ class HoldPolicy:
 
     lanes: "Lanes"
 
-    def __init__(self, holders: Holders) -> None:
-        self.holders = holders
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
         self.holds = Holds()
         self._to_look_at: list[Hold] = []
-        self.spill_queue = SpillQueue(holders)
+        self.spill_queue = SpillQueue(flow)
 
     @property
     def has_outcomes(self) -> bool:
@@ -414,30 +339,28 @@ class HoldPolicy:
 
     def sort_out(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Return the tasks (without lanes) that may go out now, and hold back the others."""
-        paced = any(live.pace is not None for live in set(map(_LIVE, flights)))
-        governed = {target for target in set(map(_TARGET, flights)) if paced or self.holders.governs(target)}
-        if not governed:
+        before_ms = now_ms - self.flow.overdue_after_ms
+        overdue = repeat(False) if before_ms == -inf else (_due_ms(flight) < before_ms for flight in flights)
+        kinds = list(zip(map(_TARGET, flights), overdue, strict=False))
+        refused: dict[tuple[str, bool], str] = {}
+        admitted: dict[tuple[str, bool], int] = {}
+        for kind, wanted in Counter(kinds).items():
+            target, is_overdue = kind
+            admitted[kind], key = self.flow.admit(target, None, wanted, overdue=is_overdue)
+            if key:
+                refused[kind] = key
+        if not refused:
             return flights
         leaving = []
-        # A target that was refused once is refused for the rest of this call: there may be thousands of tasks.
-        refused: dict[str, str] = {}
-        overdue_ms = -inf
-        for flight in flights:
-            target, due_ms = flight.body.target, _due_ms(flight)
-            if target not in governed or flight.live.to_redo(flight.index):
+        for flight, kind in zip(flights, kinds, strict=True):
+            # A task begun by a former owner may have been delivered: it goes out again even if it is held now.
+            if kind not in refused or flight.live.to_redo(flight.index):
                 leaving.append(flight)
-                continue
-            key = (
-                CATCH_UP if due_ms <= overdue_ms else refused.get(target) or self.holders.hold_for(target, None, due_ms)
-            )
-            if key is None:
+            elif admitted[kind]:
+                admitted[kind] -= 1
                 leaving.append(flight)
-                continue
-            if key == CATCH_UP:
-                overdue_ms = max(overdue_ms, due_ms)
             else:
-                refused[target] = key
-            self._hold_back(flight, key, now_ms)
+                self._hold_back(flight, refused[kind], now_ms)
         return leaving
 
     def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
@@ -467,10 +390,10 @@ class HoldPolicy:
         return self.spill_queue.take(most, move)
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:
-        why = self.holders.why(key)
+        why = self.flow.why(key)
         record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
         own = self.holds.by_key.get(key)
-        if own is None or not own.open or own.closing or self.holders.room(key) is None:
+        if own is None or not own.open or own.closing or not is_gradual(key):
             return self.holds.make(record, now_ms)
         # Its tasks go out gradually: do not close it because others join them.
         self._refresh_record(own)
@@ -478,7 +401,7 @@ class HoldPolicy:
 
     def _refresh_record(self, hold: Hold) -> None:
         """Keep the reason of a hold up to date, so that `explain` reports the present state of a breaker."""
-        why = self.holders.why(hold.record.cause)
+        why = self.flow.why(hold.record.cause)
         if hold.closing or (not why.code and not (hold.record.code and hold.open)):
             return  # nothing but a receiver's state changes while its tasks wait
         fresh = msgspec.structs.replace(hold.record, reason=why.reason, until_ms=why.until_ms, code=why.code)
@@ -498,15 +421,16 @@ class HoldPolicy:
         self.holds.move(flight, hold)
         return True
 
-    def may_leave(self, lane: str, flight: Flight) -> bool:
+    def may_leave(self, lane: str, flight: Flight, now_ms: float) -> bool:
         """Return True if the next task of a lane may leave. If it has to wait, the whole lane waits."""
         hold = self.holds.of_lane(lane)
         # A task that was held for another reason is not overdue because of it.
         behind = not flight.live.slice.is_hold or (hold is not None and hold.record.cause == CATCH_UP)
-        key = self.holders.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
-        if key is not None:
+        overdue = behind and flight.place_ms < now_ms - self.flow.overdue_after_ms
+        _, key = self.flow.admit(flight.body.target, lane, overdue=overdue)
+        if key:
             self.lanes.hold_up(lane, key)
-        return key is None
+        return not key
 
     def spill_lanes(self, now_ms: int, most: int = MOST_UNDER_WAY) -> int:
         """Move tasks out of stalled lanes if they are many or the stall is long. Some lanes at a time: thousands may
@@ -555,7 +479,7 @@ class HoldPolicy:
             if parked and known is not None:
                 return known.record
             return HoldRecord(LANE + lane, RETRY, now_ms)
-        why = self.holders.why(key)
+        why = self.flow.why(key)
         return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
@@ -571,7 +495,7 @@ class HoldPolicy:
     # -- moving out ------------------------------------------------------------------------------------------
 
     def look_again(self, lanes: int) -> bool:
-        """End the holds whose holders have opened, of at most `lanes` lanes. Return True if more could be ended."""
+        """End the holds for which there is room again, of at most `lanes` lanes. Return True if more could be ended."""
         more = False
         for cause, some in list(self.holds.waiting.items()):
             own = self.holds.by_key.get(cause)  # the hold of all tasks without lanes
@@ -606,11 +530,11 @@ class HoldPolicy:
 
     def _still_held(self, hold: Hold) -> bool:
         if hold.lane is None:
-            return self.holders.is_closed(hold.record.key)
+            return self.flow.room(hold.record.key) < 1
         key = self.lanes.held_by.get(hold.lane)
         if key is None:
             return False
-        if not self.holders.may_open(key):
+        if not self.flow.may_open(key):
             return True
         self.lanes.release(hold.lane)
         return False
@@ -629,7 +553,7 @@ class HoldPolicy:
         """Set the slice of a hold; None if there is none because every task to be moved had been cancelled."""
         hold.live = live
         self.holds.to_find.pop(hold, None)
-        if live is not None and hold.lane is None:
+        if live is not None and is_gradual(hold.record.key):
             live.pace = hold.record.key
         if live is None:
             self.holds.records[hold.place.name] = b""
@@ -673,7 +597,7 @@ class HoldPolicy:
         for lane, head in inherited.heads.items():
             self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
         for known in filter(None, inherited.slices.values()):
-            self.holders.inherited(known)
+            self.flow.inherited(known)
         for place, record in inherited.slices.items():
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
             if hold.record.key in self.holds.by_key:  # an earlier hold, in which all is done
@@ -682,7 +606,7 @@ class HoldPolicy:
             self.holds.close(hold, hold.record)
             if hold.lane is not None:
                 hold.has_head = hold.lane in inherited.heads_inside
-                if self.holders.is_closed(hold.record.cause) or self.holders.room(hold.record.cause) is not None:
+                if self.flow.room(hold.record.cause) < inf:
                     # With some room, as many lanes continue as fit: `may_open` counts them.
                     self.lanes.hold_up(hold.lane, hold.record.cause)
         self.look_again(SOME_LANES)

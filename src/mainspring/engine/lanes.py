@@ -87,7 +87,7 @@ class Lanes:
         self,
         barrier_ms: float = inf,
         now_ms: float = inf,
-        may: Callable[[str, Flight], bool] | None = None,
+        may: Callable[[str, Flight, float], bool] | None = None,
         *,
         most: int | None = None,
         most_slices: float = inf,
@@ -112,11 +112,11 @@ class Lanes:
         return leaving
 
     def _who_may(
-        self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], bool] | None
+        self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight, float], bool] | None
     ) -> Flight | None:
         flight = self._next(lane, barrier_ms, now_ms)
         # A task begun by a former owner may have been delivered: it goes out again, first, even if it is held now.
-        if flight is None or may is None or flight.live.to_redo(flight.index) or may(lane, flight):
+        if flight is None or may is None or flight.live.to_redo(flight.index) or may(lane, flight, now_ms):
             return flight
         self.offer(lane, flight)
         return None

@@ -17,6 +17,7 @@ from ..store.owner import holds, read
 from ..store.owner.holds import Standing
 from ..store.owner.read import Listed
 from ..store.store import Store
+from .flow import Flow
 from .holds import Hold
 from .keeper import Keeper
 from .partition import Partition
@@ -58,8 +59,8 @@ class Room:
         self._owned = owned
         self.tasks = reach.tasks
         """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
-        self.flights: int | None = None
-        """Tasks that may be in flight, estimated from the size of those in flight now; None if there are none."""
+        self.flights: float = inf
+        """Tasks that may be in flight, estimated from the size of those in flight now; infinite if there are none."""
 
     def measure(self) -> None:
         rows = out = decoded = slots = 0
@@ -85,7 +86,7 @@ class Room:
             # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
             self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
-        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else None
+        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else inf
 
 
 def _places(partition: Partition, live: LiveSlice) -> list[int]:
@@ -370,6 +371,7 @@ class LookAhead:
         owned: dict[int, Partition],
         reach: Reach,
         keeper: Keeper,
+        flow: Flow,
         loops: Loops,
     ) -> None:
         self._store = store
@@ -378,6 +380,7 @@ class LookAhead:
         self._loops = loops
         self._holds = HoldWatch(store, owned, loops)
         self._keeper = keeper
+        self._flow = flow
         self.accepted: dict[int, int] = {}
         """Highest count seen of each partition, owned now or before: it never falls unless the server loses data."""
         self.forgotten = 0
@@ -392,8 +395,6 @@ class LookAhead:
         """Partitions that waited for the listing of this round."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
-        self.overdue_after_ms = inf
-        """Slices that ended longer ago than this are overdue: their tasks leave gradually."""
 
     @property
     def held(self) -> int:
@@ -415,6 +416,7 @@ class LookAhead:
         """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
         self.room.measure()
+        self._flow.most = int(min(self._flow.concurrency, self.room.flights))
         self._look_at_lanes()
         failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._holds.open_ended() or failure
@@ -527,7 +529,7 @@ class LookAhead:
                 live = None
             if live is None:
                 live = LiveSlice(partition.keys, place, g)
-                if place.end_ms <= self._store.clock.now_ms() - self.overdue_after_ms:
+                if place.end_ms <= self._store.clock.now_ms() - self._flow.overdue_after_ms:
                     live.pace = CATCH_UP
                 partition.add(live)
             live.unread = True
@@ -584,7 +586,7 @@ class LookAhead:
         for live in partition.slices.values():
             if live.pace is not None:
                 waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.holders.room(key) is not None}
+        return {key: rows for key, rows in waiting.items() if key and partition.flow.room(key) < inf}
 
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""

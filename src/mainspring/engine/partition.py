@@ -30,7 +30,8 @@ from ..store.owner.read import Stranger
 from ..store.records import KeptResult
 from .due import MOST_SLICES, BeginCall, Damaged, DueSelector, Leaving
 from .flight import Flight, FlightGroup
-from .holds import Holders, HoldPolicy, TakenMoves
+from .flow import Flow
+from .holds import HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice
@@ -206,7 +207,7 @@ MOST_MOVES: Final = 200
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, holders: Holders | None = None) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, flow: Flow) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
@@ -223,8 +224,8 @@ class Partition:
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
         self._pending_writes = PendingWrites()
-        self.holders = holders or Holders()
-        self.hold_policy = HoldPolicy(self.holders)
+        self.flow = flow
+        self.hold_policy = HoldPolicy(flow)
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
         self.unanswered: OwnerCall | None = None
@@ -243,7 +244,7 @@ class Partition:
         """Cursor of the acks in this round."""
         self.chains = Chains()
         """The schedules of this partition."""
-        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
+        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, flow)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -357,7 +358,7 @@ class Partition:
 
     def is_paced(self, live: LiveSlice) -> bool:
         """Return whether its rows leave gradually: then few are needed in memory."""
-        return live.pace is not None and self.holders.room(live.pace) is not None
+        return live.pace is not None and self.flow.room(live.pace) < inf
 
     def _touch(self, places: Mapping[LiveSlice, Sequence[int]], *, commit: bool) -> Touched:
         if commit:
