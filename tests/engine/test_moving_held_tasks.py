@@ -38,7 +38,7 @@ async def paused(ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def aside(ticker: Ticker) -> int:
-    return sum(partition.hold_policy.spill_queue.count for partition in ticker.engine.owned.values())
+    return sum(partition.hold_policy.aside for partition in ticker.engine.owned.values())
 
 
 async def test_the_others_leave_before_those_are_moved(paused: Ticker) -> None:

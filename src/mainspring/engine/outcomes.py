@@ -278,7 +278,7 @@ class Outcomes:
     def _since_ms(self, partition: Partition, flight: Flight, now_ms: int) -> int:
         """Return when the head of a lane first failed: untried postponements before that do not count."""
         lane = flight.body.lane
-        return now_ms if lane is None or flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
+        return now_ms if lane is None or flight.attempt == 1 else partition.lanes.since_ms(lane) or now_ms
 
     def _carry_out(
         self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str, response: Response | None = None
@@ -328,7 +328,7 @@ class Outcomes:
         """Place a retry. Its lane may continue meanwhile."""
         self.meters.retried[_kind(flight)] += 1
         if flight.attempt == 1 and flight.body.lane is not None:
-            partition.lanes.since.pop(flight.body.lane, None)
+            partition.lanes.of(flight.body.lane).since_ms = 0
         skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
         return self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), skips=skips)
 
@@ -353,11 +353,8 @@ class Outcomes:
     ) -> LaneHold:
         """Make the lane wait for this task. Recorded on the server too, for a new owner."""
         now_ms = self._clock.now_ms()
-        partition.hold_policy.head_stands(lane, inside=parked)
-        head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
-        partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.hold_policy.spill_lanes(now_ms)
-        return lane, head.pack()
+        since_ms = partition.hold_policy.wait_for(lane, idh, now_ms, until_ms=until_ms, parked=parked)
+        return lane, FailedHead(idh, since_ms).pack()
 
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()

@@ -225,9 +225,8 @@ class Partition:
         """When the next waiting task is due."""
         self._pending_writes = PendingWrites()
         self.flow = flow
-        self.hold_policy = HoldPolicy(flow)
-        self.lanes = Lanes(self.hold_policy.barrier_ms)
-        self.hold_policy.lanes = self.lanes
+        self.lanes = Lanes()
+        self.hold_policy = HoldPolicy(flow, self.lanes)
         self.unanswered: OwnerCall | None = None
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
 
@@ -328,7 +327,7 @@ class Partition:
     @property
     def to_spill(self) -> int:
         """Number of due tasks without lanes that were held back and have to be moved."""
-        return self.hold_policy.spill_queue.count
+        return self.hold_policy.aside
 
     def may_begin_now(self, now_ms: int) -> bool:
         return self.may_begin and (self.soonest_ms <= now_ms or self.has_ready)
@@ -515,7 +514,7 @@ class Partition:
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
-        if not self.lanes.free(lane, idh) or not self.lanes.let_go(lane):
+        if not self.lanes.free(lane, idh):
             return None
         self.hold_policy.lane_is_free(lane)
         return lane, b""

@@ -113,7 +113,7 @@ class Sweeper:
         """Forget the records of holds once the ids of their tasks may be forgotten."""
         before_ms = self._store.clock.now_ms() - self._window_ms
         for partition in list(self._owned.values()):
-            ended = partition.hold_policy.holds.ended
+            ended = partition.hold_policy.ended
             # Use our own clock only to limit the requests: the server's clock decides.
             if old := [one for one in ended.items() if one[1] < before_ms][:1_000]:
                 gone = await holds.forget_records(self._store, partition.number, old, window_ms=self._window_ms)
