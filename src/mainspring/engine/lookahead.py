@@ -65,7 +65,7 @@ class Room:
         rows = out = decoded = slots = 0
         rows_bytes = decoded_bytes = out_bytes = 0.0
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 slots += len(live.queue.rows)
                 as_flight = 2 * live.row_bytes + FLIGHT_BYTES
                 # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
@@ -79,8 +79,8 @@ class Room:
                 out_bytes += live.out * as_flight
         self.tasks = self._reach.tasks
         if rows:
-            lanes = sum(partition.lanes.behind for partition in self._owned.values())
-            moving = sum(partition.hold_policy.standing for partition in self._owned.values())
+            lanes = sum(partition.behind for partition in self._owned.values())
+            moving = sum(partition.standing for partition in self._owned.values())
             a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
             # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
@@ -90,13 +90,15 @@ class Room:
 
 def _places(partition: Partition, live: LiveSlice) -> list[int]:
     """Return the times of tasks that were read from this hold slice and wait in their lane."""
-    hold = partition.hold_policy.holds.by_place.get(live.slice)
-    return [] if hold is None or hold.lane is None else partition.lanes.places_of(hold.lane, live)
+    policy = partition.hold_policy
+    hold = policy.holds.by_place.get(live.slice)
+    return [] if hold is None or hold.lane is None else policy.lanes.places_of(hold.lane, live)
 
 
 def has_plenty(partition: Partition, live: LiveSlice) -> bool:
     """Return True if enough tasks of this slice wait in their lane: no more have to be read yet."""
-    hold = partition.hold_policy.holds.by_place.get(live.slice)
+    policy = partition.hold_policy
+    hold = policy.holds.by_place.get(live.slice)
     if hold is None:
         return False
     barrier_ms = hold.barrier_ms()
@@ -185,7 +187,7 @@ class SliceReader:
         if with_stubs:
             failure = await self._judge_stubs(with_stubs) or failure
         self._loops.fire.wake()
-        if any(one.chains.asks for one in self._owned.values()):
+        if any(one.asks_planner for one in self._owned.values()):
             self._loops.plan.wake()
         if failure is not None:
             raise failure
@@ -267,8 +269,9 @@ class HoldWatch:
         """Free lanes whose failed head was cancelled, given up or replaced."""
         asked = {}
         for partition in self._owned.values():
-            partition.hold_policy.look_at_some()
-            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
+            policy = partition.hold_policy
+            policy.look_at_some()
+            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
                 asked[partition] = heads
         if not asked:
             return None
@@ -280,12 +283,12 @@ class HoldWatch:
             if isinstance(places, StoreError):
                 failure = places
                 continue
-            standing = dict(zip(heads, places, strict=True))
+            standing, lanes = dict(zip(heads, places, strict=True)), partition.lanes
             self._free(partition, {lane: heads[lane] for lane, place in standing.items() if place is None})
             moved += [
                 Standing(partition.number, lane, heads[lane], place)
                 for lane, place in standing.items()
-                if place is not None and place != partition.lanes.places.get(lane)
+                if place is not None and place != lanes.places.get(lane)
             ]
         return failure or await self._free_replaced(moved)
 
@@ -298,10 +301,11 @@ class HoldWatch:
         for one in heads:
             if (partition := self._owned.get(one.partition)) is None:
                 continue
+            lanes = partition.lanes
             if one in gone:
                 self._free(partition, {one.lane: one.idh})
             else:
-                partition.lanes.stands(one.lane, one.idh, one.place)
+                lanes.stands(one.lane, one.idh, one.place)
         return None
 
     def _free(self, partition: Partition, gone: Mapping[str, bytes]) -> None:
@@ -315,12 +319,13 @@ class HoldWatch:
         wanted: dict[Partition, list[Hold]] = {}
         self.more = False
         for partition in self._owned.values():
-            if partition.hold_policy.holds.by_key:
+            policy = partition.hold_policy
+            if policy.holds.by_key:
                 room = LANES_AT_ONCE - _coming_back(partition)
-                more = partition.hold_policy.look_again(room)
-                if found := partition.hold_policy.to_find(room):
+                more = policy.look_again(room)
+                if found := policy.to_find(room):
                     wanted[partition] = found
-                self.more |= more or len(found) < len(partition.hold_policy.holds.to_find)
+                self.more |= more or len(found) < len(policy.holds.to_find)
         if not wanted:
             return None
         places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
@@ -336,14 +341,15 @@ class HoldWatch:
                 if hold.live is None and hold.open and not hold.pending
             }
             partition.add(*(live for live in lives.values() if live is not None))
+            policy = partition.hold_policy
             for hold, live in lives.items():
-                partition.hold_policy.found(hold, live)
+                policy.found(hold, live)
         return failure
 
 
 def _coming_back(partition: Partition) -> int:
     """Count hold slices that are being read and delivered, or wait to be dropped."""
-    return sum(place.is_hold and not live.suspended for place, live in partition.slices.items())
+    return sum(live.slice.is_hold and not live.suspended for live in partition.lives)
 
 
 SLICES_LISTED: Final = 256
@@ -399,7 +405,7 @@ class LookAhead:
     def held(self) -> int:
         """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
         the arrival of others."""
-        behind = sum(partition.lanes.behind for partition in self._owned.values())
+        behind = sum(partition.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
         return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
 
@@ -441,9 +447,9 @@ class LookAhead:
 
     def _look_at_lanes(self) -> None:
         """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.lanes.behind for partition in self._owned.values()) > self.room.tasks
+        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
         for partition in self._owned.values():
-            partition.lanes.fill(full=full)
+            partition.fill_lanes(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
@@ -499,9 +505,9 @@ class LookAhead:
             return None
         for one in wanted:
             one.needs_listing = False
-            one.gone.clear()
+            one.gone = {}
         # Slices in memory must not use up the number: some may wait behind a lane for a long time.
-        limits = [SLICES_LISTED + len(one.slices) + len(one.strangers) for one in wanted]
+        limits = [SLICES_LISTED + len(one.lives) + len(one.strangers) for one in wanted]
         answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
         failure = None
         for partition, limit, answer in zip(wanted, limits, answers, strict=True):
@@ -518,10 +524,11 @@ class LookAhead:
         return failure
 
     def _reconcile(self, partition: Partition, listed: list[Listed]) -> None:
+        gone = partition.gone
         for place, g in listed:
-            if partition.gone.get(place) == g:
+            if gone.get(place) == g:
                 continue  # dropped while the listing was on its way
-            live = partition.slices.get(place)
+            live = partition.live_at(place)
             if live is not None and live.g != g:
                 partition.forget(live)
                 live = None
@@ -539,7 +546,7 @@ class LookAhead:
         paced = False
         for partition in self._owned.values():
             waiting = self._paced_rows(partition)
-            for live in partition.slices.values():
+            for live in partition.lives:
                 if live.suspended:
                     continue
                 paced |= self._has_enough_of(live, partition, now_ms)
@@ -581,16 +588,16 @@ class LookAhead:
     def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
         """Count the rows of paced slices in memory, by the key of their hold."""
         waiting: dict[str | None, int] = {}
-        for live in partition.slices.values():
+        for live in partition.lives:
             if live.pace is not None:
                 waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.holders.room(key) is not None}
+        return {key: rows for key, rows in waiting.items() if key and partition.paces(key)}
 
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
@@ -600,7 +607,7 @@ class LookAhead:
                 break
             rows = self._reader.rows_of(live, len(wanted))
             count = min(rows, room)
-            if live.pace is not None and self._owned[live.partition].is_paced(live):
+            if live.pace is not None and self._owned[live.partition].paces(live.pace):
                 count = min(count, PACED_ROWS)
             # A lane's task waits until everything that started before it is read, so such slices are read to their end
             # even if there is no room. Rows that do not fit are dropped again.
