@@ -314,7 +314,7 @@ async def test_a_partition_that_is_never_idle_is_closed_less_and_less_often(stor
     await keeper.step()
     keeper.follow(ALL - {0}, {0})
     partition, pauses = keeper._owned[0], []
-    partition.write(Settled())  # never drained
+    partition.settle(Settled())  # never drained
     for _ in range(4):
         partition.open_until = 0.0
         await keeper._hand_over()
@@ -479,7 +479,7 @@ async def test_a_slice_that_is_forgotten_leaves_no_commit_behind(store: Store) -
     keys = store.keys.partitions[0]
     partition, live = Partition(keys, b"token", inf, open_flow()), LiveSlice(keys, Slice.at(0, 1000), 1.0)
     partition.add(live)
-    partition._pending_writes.settled(live, 1.0)
+    partition._note_dirty(live, 1.0)
     partition.forget(live)
     assert partition.drained
     assert partition.dirty_since == inf

@@ -7,10 +7,10 @@ import pytest
 from msgspec import json
 
 from mainspring.engine import dispatcher, due, lookahead, partition
-from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.holds import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
+from mainspring.engine.partition import BeginCall
 from mainspring.model.delivery import Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
@@ -92,7 +92,7 @@ async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker
     await paused.client.resume(target="kafka:held")
     await engine.pauses.step()
     await engine.lookahead.step()
-    back = [sum(place.is_hold for place in one.slices) for one in engine.owned.values()]
+    back = [sum(live.slice.is_hold for live in one.lives) for one in engine.owned.values()]
     assert 0 < max(back) <= lookahead.LANES_AT_ONCE
     while len(arrived(paused)) < LANES or await engine.sweeper.drop_finished():
         before = len(paused.deliveries)
@@ -118,7 +118,7 @@ async def test_a_new_owner_lets_many_lanes_go_on(paused: Ticker, tickers: Ticker
 async def test_many_failures_at_once_are_written_while_others_leave(
     tickers: Tickers, store: Store, few_at_a_time: None
 ) -> None:
-    """A step writes the ends of one partition; those of the others wait, and what is due leaves in between."""
+    """A step writes a few outcomes; the others wait, and what is due leaves in between."""
     # A long lease: a machine that stalls for seconds must not cost the partitions.
     options = EngineOptions(lease_s=300.0)
     ticker = await tickers(handlers={"kafka": lambda _: Retry("broken", after_ms=60_000)}, options=options)
@@ -134,7 +134,7 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
-    assert 0 < sum(bool(one.unwritten) for one in failed) < len(failed), "some are written, not all"
+    assert 0 < sum(one.unwritten for one in failed) < 64, "some are written, not all"
     begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
     assert begun == 8, "nobody waits for that"
     await engine.dispatcher.drain()

@@ -126,7 +126,7 @@ async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read
     await ticker.client.pause(target="kafka:held")
     ticker.clock.set(start_ms + 299_000)
     await one_tick(ticker)
-    hours = [live for one in ticker.engine.owned.values() for live in one.slices.values() if not live.slice.is_hold]
+    hours = [live for one in ticker.engine.owned.values() for live in one.lives if not live.slice.is_hold]
     passes = [live.passes for live in hours]
     while await ticker.engine.lookahead.step() == 0.0:
         pass

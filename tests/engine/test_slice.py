@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.due import BeginCall
-from mainspring.engine.partition import Partition
+from mainspring.engine.partition import BeginCall, Partition
 from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMBSTONE, entry
@@ -253,7 +252,7 @@ def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
     begun = begin(partition, START_MS + 999, 10)
     assert begun is not None
     assert [flight.index for flight in begun.flights] == [1]
-    assert [damaged.index for damaged in partition.take_damaged()] == [0]
+    assert [damaged.row_index for damaged in partition.take_damaged()] == [0]
 
 
 def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
@@ -265,7 +264,7 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
-    assert [damaged.index for damaged in partition.take_damaged()] == [0, 1]
+    assert [damaged.row_index for damaged in partition.take_damaged()] == [0, 1]
 
 
 DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
@@ -289,7 +288,7 @@ def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> Non
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert [flight.payload for flight in begun.flights] == [b"2"]
-    assert [damaged.index for damaged in partition.take_damaged()] == list(range(len(bodies)))
+    assert [damaged.row_index for damaged in partition.take_damaged()] == list(range(len(bodies)))
 
 
 def test_lane_rows_are_taken_once_over_several_passes() -> None:

@@ -158,11 +158,12 @@ class Deliveries:
             yield batch
             return
         for group in batch.groups:
-            together = [] if slots else [flight for flight in group.flights if not _is_waited_for(flight)]
-            if len(together) < len(group.flights):
-                for flight in group.flights:
-                    if slots or _is_waited_for(flight):
-                        yield SinkBatch(batch.target, [group.part([flight])], batch.began_ms)
+            together: list[Flight] = []
+            for flight in group.flights:
+                if slots or _is_waited_for(flight):
+                    yield SinkBatch(batch.target, [group.part([flight])], batch.began_ms)
+                else:
+                    together.append(flight)
             for first in range(0, len(together), most or 1):
                 yield SinkBatch(batch.target, [group.part(together[first : first + (most or 1)])], batch.began_ms)
 
@@ -192,36 +193,32 @@ class Deliveries:
         now_ms = self._clock.now_ms()  # before the lease: see `holds_lease`
         if partition is None or flight.live.forgotten or not partition.holds_lease:
             return Retry("another node may own its partition by now", untried=True)
-        if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
-            return Dead(EXPIRED)
-        # A task begun by a former owner may have been delivered: it goes out again, paused or not.
-        if flight.live.to_redo(flight.index):
-            return None
-        reason = self._pauses.dropped(flight.body.target, flight.body.lane)
-        if reason is not None:
-            return Dead(reason)
+        if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
+            return dead
         paused = self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None
         return Retry("paused while it waited for its host", untried=True) if paused else None
 
+    def _refused(self, flight: Flight, now_ms: int) -> Dead | None:
+        """Return the outcome of a task that has expired, or that a pause drops."""
+        expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
+        if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
+            return Dead(EXPIRED)
+        # A task begun by a former owner may have been delivered: it goes out again, paused or not.
+        if not self._pauses.drops or flight.live.to_redo(flight.index):
+            return None
+        reason = self._pauses.dropped(flight.body.target, flight.body.lane)
+        return None if reason is None else Dead(reason)
+
     def _wanted(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Settle tasks that have expired, or that a pause drops; return the others."""
-        drops = bool(self._pauses.drops)
-        if not drops and not any(map(_EXPIRES, flights)):
+        if not self._pauses.drops and not any(map(_EXPIRES, flights)):
             return flights
         wanted = []
         for flight in flights:
-            expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
-            if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
-                self._settle_one(flight, Dead(EXPIRED), now_ms)
-                continue
-            # A task begun by a former owner may have been delivered: deliver it again.
-            reason = None
-            if drops and not flight.live.to_redo(flight.index):
-                reason = self._pauses.dropped(flight.body.target, flight.body.lane)
-            if reason is None:
+            if (dead := self._refused(flight, now_ms)) is None:
                 wanted.append(flight)
             else:
-                self._settle_one(flight, Dead(reason), now_ms)
+                self._settle_one(flight, dead, now_ms)
         return wanted
 
     # -- outcomes -----------------------------------------------------------------------------------------
@@ -272,7 +269,7 @@ class Deliveries:
                 self._settle_one(flight, DONE, began_ms)
             return
         partition = self._owned.get(live.partition)
-        if partition is not None and not live.forgotten and partition.done(live, group.indexes):
+        if partition is not None and not live.forgotten and partition.done(group):
             self._loops.fire.wake()
 
     def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
@@ -322,26 +319,21 @@ class Deliveries:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return
-        self._land(partition, flight, self._outcomes.ended_by_worker(partition, flight, verdict, traceback))
+        settled = self._outcomes.ended_by_worker(partition, flight, verdict, traceback)
+        self._land(partition, flight, settled._replace(ack=flight.address))
         self.delivered += 1
 
     def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:
-        partition.ended(flight, settled)
-        if settled.is_over and flight.body.occurrence is not None:
-            # Its next occurrence may be waiting for the end of this one.
-            partition.run_over(flight, "done" if settled.delivered else "dead", self._clock.now_ms())
+        partition.settle(settled, flight, self._clock.now_ms())
         self._loops.fire.wake()
 
-    def bury_damaged(self, partition: Partition) -> None:
-        """Make dead letters of entries that could not be read."""
+    def note(self, partition: Partition) -> None:
+        """Bury entries that a begin could not read, and note planned times that did not run."""
         for damaged in partition.take_damaged():
-            partition.write(self._outcomes.bury_damaged(damaged))
-
-    def note_passed(self, partition: Partition) -> None:
-        """Write to the history which planned times did not run."""
+            partition.settle(self._outcomes.bury_damaged(damaged))
         for definition, slot in partition.take_passed():
             if (settled := self._outcomes.passed(definition, slot)) is not None:
-                partition.write(settled)
+                partition.settle(settled)
 
     # -- stopping ---------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from .dispatcher import Dispatcher
 from .flow import Flow, FlowOptions, PauseWatch, Permits
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
-from .notifier import NoticeOptions, Notifier
 from .outcomes import Outcomes
 from .partition import Partition
 from .planner import Planner
@@ -67,8 +66,6 @@ class EngineOptions:
     """When the oldest dead letters are dropped; never by default."""
     history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
     """Which runs the history keeps."""
-    notices: NoticeOptions = field(default_factory=NoticeOptions)
-    """Who is told when runs fail and recover."""
     audit_entries: int = AUDIT_KEPT
     """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
@@ -133,7 +130,6 @@ class Engine:
             self.owned,
             letter_limits=options.dead_letters,
         )
-        self.notifier = Notifier(store, self.owned, options.notices, flow)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
@@ -155,8 +151,6 @@ class Engine:
         self.loops.sweep.start(self.sweeper.step)
         self.loops.pause.start(self.pauses.step)
         self.loops.permit.start(self.permits.step)
-        if self.options.notices:
-            self.loops.notify.start(self.notifier.step)
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""

@@ -425,17 +425,6 @@ class HoldPolicy:
         """Park a lane until it is resumed by hand."""
         return self.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
 
-    def wait_for(self, name: str, idh: bytes, now_ms: int, *, until_ms: int, parked: bool) -> int:
-        """Let a lane wait for the retry of this task, which is in its hold slice if the lane is parked, and otherwise
-        in the timeline. Return when the task failed first."""
-        lane = self.lanes.of(name)
-        if lane.hold is not None:
-            lane.hold.has_head = parked
-        since_ms = lane.since_ms or now_ms
-        self.lanes.wait(name, idh, since_ms=since_ms, until_ms=until_ms)
-        self.spill_lanes(now_ms)
-        return since_ms
-
     def lane_is_free(self, name: str) -> None:
         """End the hold of a lane whose head is settled."""
         lane = self.lanes.of(name)

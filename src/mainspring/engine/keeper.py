@@ -179,7 +179,7 @@ class Keeper:
         """Begin to use a partition that was granted. One that cannot be read is released by the next step."""
         partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._flow)
         try:
-            partition.hold_policy.inherit(await holds.inherit(self._store, number))
+            partition.inherit(await holds.inherit(self._store, number))
         except StoreError as error:
             return error
         self._owned[number] = partition
@@ -267,8 +267,7 @@ class Keeper:
     def _forget(self, partition: Partition) -> None:
         if self._owned.get(partition.number) is partition:
             del self._owned[partition.number]
-        for live in partition.slices.values():
-            live.forgotten = True
+        partition.give_up()
 
     async def release(self) -> None:
         """Release at once all remaining partitions, and those granted while the loop was being stopped."""

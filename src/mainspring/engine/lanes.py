@@ -217,9 +217,11 @@ class Lanes:
         if lane not in self._kept:
             lane.head = None
 
-    def wait(self, name: str, idh: bytes, *, since_ms: int = 0, until_ms: int = 0) -> None:
-        """Let the lane wait for the retry of this task."""
+    def wait(self, name: str, idh: bytes, *, since_ms: int = 0, until_ms: int = 0, parked: bool = False) -> None:
+        """Let the lane wait for the retry of this task: in its hold slice if it is parked, else in the timeline."""
         lane = self.of(name)
+        if lane.hold is not None:
+            lane.hold.has_head = parked
         lane.head, lane.out = idh, None
         lane.since_ms, lane.until_ms = since_ms, until_ms
         self._kept.add(lane)

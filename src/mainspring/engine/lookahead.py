@@ -67,7 +67,7 @@ class Room:
         rows = out = decoded = slots = 0
         rows_bytes = decoded_bytes = out_bytes = 0.0
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 slots += len(live.queue.rows)
                 as_flight = 2 * live.row_bytes + FLIGHT_BYTES
                 # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
@@ -81,8 +81,8 @@ class Room:
                 out_bytes += live.out * as_flight
         self.tasks = self._reach.tasks
         if rows:
-            lanes = sum(partition.lanes.behind for partition in self._owned.values())
-            moving = sum(partition.hold_policy.standing for partition in self._owned.values())
+            lanes = sum(partition.behind for partition in self._owned.values())
+            moving = sum(partition.standing for partition in self._owned.values())
             a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
             # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
@@ -162,7 +162,7 @@ class SliceReader:
         if with_stubs:
             failure = await self._judge_stubs(with_stubs) or failure
         self._loops.fire.wake()
-        if any(one.chains.asks for one in self._owned.values()):
+        if any(one.asks_planner for one in self._owned.values()):
             self._loops.plan.wake()
         if failure is not None:
             raise failure
@@ -209,7 +209,8 @@ class SliceReader:
         if full:
             most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
         partition = self._owned.get(live.partition)
-        hold = None if partition is None or not live.has_lanes else partition.hold_policy.by_place.get(live.slice)
+        policy = None if partition is None else partition.hold_policy
+        hold = None if policy is None or not live.has_lanes else policy.by_place.get(live.slice)
         if hold is not None:
             # Tasks of a lane leave one at a time, and many lanes may be about to continue.
             window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
@@ -284,7 +285,7 @@ class LookAhead:
     def held(self) -> int:
         """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
         the arrival of others."""
-        behind = sum(partition.lanes.behind for partition in self._owned.values())
+        behind = sum(partition.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
         return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
 
@@ -327,9 +328,9 @@ class LookAhead:
 
     def _look_at_lanes(self) -> None:
         """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.lanes.behind for partition in self._owned.values()) > self.room.tasks
+        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
         for partition in self._owned.values():
-            partition.lanes.fill(full=full)
+            partition.fill_lanes(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
@@ -341,8 +342,9 @@ class LookAhead:
         """Free lanes whose failed head was cancelled, given up or replaced."""
         asked: dict[Partition, list[tuple[Lane, bytes]]] = {}
         for partition in self._owned.values():
-            partition.hold_policy.look_at_some()
-            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
+            policy = partition.hold_policy
+            policy.look_at_some()
+            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
                 asked[partition] = heads
         if not asked:
             return None
@@ -368,10 +370,12 @@ class LookAhead:
         except StoreError as failure:
             return failure
         for one in heads:
-            partition = self._owned.get(one.partition)
-            if partition is not None and one in gone:
+            if (partition := self._owned.get(one.partition)) is None:
+                continue
+            lanes = partition.lanes
+            if one in gone:
                 self._free(partition, [(one.lane, one.idh)])
-            elif partition is not None and (lane := partition.lanes.get(one.lane)) is not None and lane.head == one.idh:
+            elif (lane := lanes.get(one.lane)) is not None and lane.head == one.idh:
                 lane.place = one.place  # it need not be checked again while it stays there
         return None
 
@@ -389,7 +393,7 @@ class LookAhead:
             policy = partition.hold_policy
             if policy.by_place:
                 # Without hold slices that are being read and delivered, or wait to be dropped.
-                back = sum(place.is_hold and not live.suspended for place, live in partition.slices.items())
+                back = sum(live.slice.is_hold and not live.suspended for live in partition.lives)
                 more = policy.look_again(LANES_AT_ONCE - back)
                 found, further = policy.to_find(LANES_AT_ONCE - back)
                 if found:
@@ -410,8 +414,9 @@ class LookAhead:
                 if hold.live is None and hold.open and not hold.pending
             }
             partition.add(*(live for live in lives.values() if live is not None))
+            policy = partition.hold_policy
             for hold, live in lives.items():
-                partition.hold_policy.found(hold, live)
+                policy.found(hold, live)
         return failure
 
     # -- new tasks ---------------------------------------------------------------------------------------
@@ -466,9 +471,9 @@ class LookAhead:
             return None
         for one in wanted:
             one.needs_listing = False
-            one.gone.clear()
+            one.gone = {}
         # Slices in memory must not use up the number: some may wait behind a lane for a long time.
-        limits = [SLICES_LISTED + len(one.slices) + len(one.strangers) for one in wanted]
+        limits = [SLICES_LISTED + len(one.lives) + len(one.strangers) for one in wanted]
         answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
         failure = None
         for partition, limit, answer in zip(wanted, limits, answers, strict=True):
@@ -485,10 +490,11 @@ class LookAhead:
         return failure
 
     def _reconcile(self, partition: Partition, listed: list[Listed]) -> None:
+        gone = partition.gone
         for place, g in listed:
-            if partition.gone.get(place) == g:
+            if gone.get(place) == g:
                 continue  # dropped while the listing was on its way
-            live = partition.slices.get(place)
+            live = partition.live_at(place)
             if live is not None and live.g != g:
                 partition.forget(live)
                 live = None
@@ -506,7 +512,7 @@ class LookAhead:
         paced = False
         for partition in self._owned.values():
             waiting = self._paced_rows(partition)
-            for live in partition.slices.values():
+            for live in partition.lives:
                 if live.suspended:
                     continue
                 paced |= self._has_enough_of(live, partition, now_ms)
@@ -540,7 +546,8 @@ class LookAhead:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
-        hold = partition.hold_policy.by_place.get(live.slice)
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice)
         if hold is not None and hold.has_plenty():
             return True
         live.next_window(now_ms + self._window_ms)
@@ -549,16 +556,16 @@ class LookAhead:
     def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
         """Count the rows of paced slices in memory, by the key of their hold."""
         waiting: dict[str | None, int] = {}
-        for live in partition.slices.values():
+        for live in partition.lives:
             if live.pace is not None:
                 waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.flow.room(key) < inf}
+        return {key: rows for key, rows in waiting.items() if key and partition.paces(key)}
 
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
@@ -568,7 +575,7 @@ class LookAhead:
                 break
             rows = self._reader.rows_of(live, len(wanted))
             count = min(rows, room)
-            if live.pace is not None and self._owned[live.partition].is_paced(live):
+            if live.pace is not None and self._owned[live.partition].paces(live.pace):
                 count = min(count, PACED_ROWS)
             # A lane's task waits until everything that started before it is read, so such slices are read to their end
             # even if there is no room. Rows that do not fit are dropped again.

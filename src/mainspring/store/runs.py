@@ -471,7 +471,9 @@ async def runs_of_task(
 
 
 async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> TaskInfo:
-    """Return what the history knows about a task of which nothing else is left, after a short search."""
+    """Return what the history knows about a task of which nothing else is left, after a short search.
+
+    A death is left to the dead letters: one that was replayed may have ended well without a record of that."""
     page = await runs_of_task(store, reference, RunFilter(), None, 1, most_entries=_A_LOOK)
     if not page.runs:
         return info
@@ -489,9 +491,7 @@ async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> Ta
 _A_LOOK: Final = 256
 """Entries that are looked through for a task that may be misspelt."""
 
-_STATE_AFTER: Final[dict[RunEnd, State]] = {
-    "done": "done", "dead": "dead", "expired": "dead", "dropped": "dead", "cancelled": "cancelled"
-}  # fmt: skip
+_STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
 
 
 def is_run_id(text: str, partitions: int) -> bool:

@@ -327,6 +327,19 @@ async def test_a_lane_goes_through_workers_one_at_a_time_in_order(ticker: Ticker
     assert await leftover_acks(ticker.store) == 0
 
 
+async def test_an_ack_is_removed_by_the_call_that_settles_its_task(ticker: Ticker, worker: HandWorker) -> None:
+    await in_lane(ticker, "1")
+    await ticker.advance(seconds=1)
+    assert await worker.end(await worker.take_one()) == ["ok"]
+    with bad_road(ticker.store) as road:
+        road.next("lose reply", only=calls("commit"))
+        with pytest.raises(Unavailable):
+            await ticker.turn()
+    assert await leftover_acks(ticker.store) == 0, "no later call has to remove it"
+    await ticker.turn()
+    assert (await balance(ticker.store)).done == 1
+
+
 async def leftover_acks(store: Store) -> int:
     counts = [await store.run_one(one.slot, [("HLEN", one.acks)]) for one in store.keys.partitions]
     return sum(count for [count] in counts)

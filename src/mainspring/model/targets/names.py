@@ -56,6 +56,9 @@ def queue_of(target: str, commands: Mapping[str, str] | None = None) -> str:
 SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target", "notify", "beat"})
 """The built-in schemes. Packages may add others."""
 
+_OWN: Final = frozenset({"notify", "beat"})
+"""Schemes of targets that Mainspring makes itself: no message proposes them."""
+
 SINK_GROUP: Final = "mainspring.sinks"
 """The group of entry points by which packages add sinks; an entry point's name is the scheme of its targets."""
 
@@ -115,7 +118,7 @@ def _scheme_of(target: str) -> str:
 
 
 def _unknown(target: str, scheme: str) -> str:
-    known = ", ".join(sorted(f"{name}:" for name in SCHEMES | _brought()))
+    known = ", ".join(sorted(f"{name}:" for name in (SCHEMES | _brought()) - _OWN))
     text = f"target {shown_address(target)!r} has no known scheme; it must start with one of {known}"
     if not is_scheme(scheme):
         return text
