@@ -42,6 +42,12 @@ def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(one, f"{name} {below}")
 
 
+def every(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for below, one in getattr(command, "commands", {}).items():
+        yield from every(one, f"{name} {below}".strip())
+
+
 def lines() -> list[tuple[str, str]]:
     return [(name, line) for name, some in EXAMPLES.items() for line in some]
 
@@ -50,13 +56,29 @@ def lines() -> list[tuple[str, str]]:
 def test_a_promised_command_has_examples(name: str) -> None:
     command, rest = find(name.split())
     assert not rest
-    assert "Examples:" in command.get_help(command.make_context(name, [], resilient_parsing=True))
+    assert "Examples:" in help_of(command, name)
 
 
-@pytest.mark.parametrize("name", [name for name in _COMMANDS if name != "bench"])
-def test_every_command_says_what_it_does(name: str) -> None:
+def help_of(command: Any, name: str) -> str:
+    text: str = command.get_help(command.make_context(name, [], resilient_parsing=True, terminal_width=80))
+    return text
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_says_what_it_does_with_an_example(name: str) -> None:
     for full, command in leaves(find([name])[0], name):
         assert command.help, full
+        assert "Examples:" in help_of(command, full), full
+
+
+@pytest.mark.parametrize("name", ["", *_COMMANDS])
+def test_help_looks_alike_and_neither_cuts_nor_leaves_80_columns(name: str) -> None:
+    for full, command in every(find([name])[0] if name else ROOT, name):
+        # An example may be wider: people copy it whole.
+        shown = help_of(command, full).partition("Examples:")[0].splitlines()
+        assert shown[0].startswith("Usage: "), full
+        assert [line for line in shown if len(line) > 80] == [], full
+        assert [line for line in shown[1:] if line.endswith("...")] == [], full
 
 
 @pytest.mark.parametrize(("name", "line"), lines(), ids=[line for _, line in lines()])

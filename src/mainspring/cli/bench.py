@@ -28,6 +28,7 @@ from ..bench.show import MeasuringBar, table_of
 from ..bench.sinks import sinks as run_sinks
 from ..model.errors import MainspringError
 from ..testing.servers import Kind, missing
+from .options import new_group
 from .serve import run
 
 
@@ -49,11 +50,7 @@ async def all_in_short(where: ServerChoice, tasks: int, progress: BenchProgress)
     return results
 
 
-app = typer.Typer(
-    help="Measure speed, cost, lateness and memory on this machine.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = new_group(help="Measure speed, cost, lateness and memory on this machine.")
 
 Tasks = Annotated[int, typer.Option("--tasks", help="How many tasks.")]
 PayloadBytes = Annotated[int, typer.Option("--payload-bytes", help="Bytes of each payload.")]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
+from mainspring.cli.listing import connected
+from mainspring.cli.options import Json, new_group, server_url
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
@@ -21,7 +22,7 @@ from mainspring.store.redis.url import safe_url
 if TYPE_CHECKING:
     from mainspring.store.store import Store
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_group()
 
 
 @app.callback()
@@ -58,17 +59,16 @@ def show(
 
 
 @app.command("set")
+@connected
 def set_(
+    config: "Config",
     name: Annotated[str, typer.Argument(help="dedupe_window, max_payload_bytes, history_bytes, …")],
     value: Annotated[str, typer.Argument(help="Such as 2h, 65536 or park.")],
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None,
 ) -> None:  # fmt: skip
     """Change a setting that the namespace keeps, for all nodes, workers and clients; those that run follow."""
-    loaded = load(redis_url, data_dir, namespace, config)
     kept = checked_setting(name, value)
-    before = asyncio.run(_set(loaded, name, kept))
-    print(f"{name} of namespace {loaded.namespace}: {before or 'not set'} -> {kept}")
+    before = asyncio.run(_set(config, name, kept))
+    print(f"{name} of namespace {config.namespace}: {before or 'not set'} -> {kept}")
 
 
 async def _set(loaded: Config, name: str, value: str) -> str | None:
@@ -83,12 +83,10 @@ async def _set(loaded: Config, name: str, value: str) -> str | None:
 
 
 @app.command()
-def shared(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def shared(config: "Config", json: Json = False) -> None:
     """Print the settings that the namespace keeps, on which nodes, workers and clients agree."""
-    kept = asyncio.run(_shared(load(redis_url, data_dir, namespace, config)))
+    kept = asyncio.run(_shared(config))
     if json:
         import msgspec
 

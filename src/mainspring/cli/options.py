@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from mainspring.client.http import Api
     from mainspring.config.config import Config
     from mainspring.store.store import Store
+
+
+def new_app(**more: Any) -> typer.Typer:
+    """Return an empty group of commands; the help pages of all groups look alike."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **more)
+
+
+def new_group(**more: Any) -> typer.Typer:
+    """Return a group of commands that prints its help when none of them is named."""
+    return new_app(no_args_is_help=True, **more)
 
 
 RedisUrl = Annotated[

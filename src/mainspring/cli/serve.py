@@ -18,6 +18,7 @@ import typer
 import typer.core
 
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
+from mainspring.cli.options import new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config, LogFormat
@@ -101,7 +102,7 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode({name: clean(value) for name, value in fields.items()}).decode()
 
 
-serve_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+serve_app = new_app()
 
 
 @serve_app.command()
@@ -234,10 +235,9 @@ class _WorkerGroup(typer.core.TyperGroup):
         return super().parse_args(ctx, self.spelled_out(args))
 
 
-worker_app = typer.Typer(
-    cls=_WorkerGroup, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Run handlers and commands from queues (run, which may be left out); list the workers that run.",
-)  # fmt: skip
+worker_app = new_app(
+    cls=_WorkerGroup, help="Run handlers and commands from queues (run, which may be left out); list the workers."
+)
 
 
 @worker_app.command("list")

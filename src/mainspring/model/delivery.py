@@ -179,6 +179,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Response":
+        """Return the response that `as_dict` has described."""
         headers = tuple((name, value) for name, value in told["headers"])
         return cls(told["status"], headers, bytes_from_fields("body", told), told["duration_ms"])
 
