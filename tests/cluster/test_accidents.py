@@ -28,6 +28,7 @@ from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server
+from tests.support.flows import open_flow
 from tests.support.owner import HandOwner
 
 PARTITIONS = 8
@@ -75,7 +76,7 @@ async def holders(store: Store) -> set[int]:
 
 
 def keeper_of(store: Store, name: str = "k", changed: Callable[[], None] = lambda: None) -> Keeper:
-    return Keeper(store, {}, node=name, lease_s=LONG_S, changed=changed)
+    return Keeper(store, {}, node=name, lease_s=LONG_S, changed=changed, flow=open_flow())
 
 
 @asynccontextmanager
@@ -116,7 +117,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
 ) -> None:
     """Counted from the answer it would outlast the one on the server, and two nodes would fire the same tasks."""
     steady, owned = Steady(monkeypatch), dict[int, Partition]()
-    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None, flow=open_flow())
     keeper.follow({0}, set())
     if script == "renew":
         await keeper.step()
@@ -138,7 +139,7 @@ async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just
     server.call("FLUSHALL")
     clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
     store = await Store.open(server.url, partitions=1, clock=clock)
-    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None, flow=open_flow())
     keeper.follow(set(), set())
     await HandOwner.acquire(store, owner="late", lease_ms=int(LONG_S * 1000))
     await keeper.step()
@@ -476,7 +477,7 @@ async def test_a_node_whose_id_was_taken_while_it_hung_ends_as_one_that_is_refus
 async def test_a_slice_that_is_forgotten_leaves_no_commit_behind(store: Store) -> None:
     """Else the dispatcher comes again every millisecond, for a commit of nothing."""
     keys = store.keys.partitions[0]
-    partition, live = Partition(keys, b"token", inf), LiveSlice(keys, Slice.at(0, 1000), 1.0)
+    partition, live = Partition(keys, b"token", inf, open_flow()), LiveSlice(keys, Slice.at(0, 1000), 1.0)
     partition.add(live)
     partition._note_dirty(live, 1.0)
     partition.forget(live)

@@ -134,11 +134,11 @@ async def test_a_breaker_closes_after_a_while_without_a_task_for_its_receiver(ti
     ticker.answer("http", lambda _: Retry("down"))
     await ticker.client.put_many(Task("http://shop.example/", n, after="1s", retry="1") for n in range(20))
     await pass_time(ticker, 2)
-    flow_control = ticker.engine.flow_control
-    assert [one.receiver for one in flow_control.bounded] == ["http://shop.example"]
+    flow = ticker.engine.flow
+    assert [one.receiver for one in flow.bounded] == ["http://shop.example"]
     ticker.clock.advance(seconds=1_800)
     await ticker.engine.permits.step()
-    assert flow_control.bounded == []
+    assert flow.bounded == []
 
 
 async def test_a_dead_host_is_left_alone_and_a_healthy_one_is_served(
@@ -258,7 +258,7 @@ async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers
     await ticker.client.put("http://shop.example/", id="plain", after="3s")
     await ticker.client.put("http://shop.example/", id="in a lane", after="3s", lane="a")
     await ticker.advance(seconds=4)
-    [flow_limit] = ticker.engine.flow_control.bounded
+    [flow_limit] = ticker.engine.flow.bounded
     breaker = flow_limit.breaker
     assert breaker is not None
 

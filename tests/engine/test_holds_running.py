@@ -70,7 +70,7 @@ async def test_a_pause_is_heard_and_its_end_lets_everything_out(real_store: Stor
         assert all(lane == sorted(lane) for lane in lanes)
         await client.pause(for_="5s")
         engine.called()
-        await until(lambda: engine.pauses.closed)
+        await until(lambda: bool(engine.flow.pauses))
         await client.put("log:", "at its end")
         await until(lambda: "at its end" in target.arrived)
     finally:

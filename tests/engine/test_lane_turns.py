@@ -11,6 +11,7 @@ from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 _number = count(1)
@@ -47,7 +48,7 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
     offer(lanes, first, second)
     assert lanes.leaving() == [first]
     assert lanes.leaving() == []
-    assert lanes.free("l", first.idh)
+    lanes.free("l", first.idh)
     assert lanes.leaving() == [second]
 
 
@@ -79,8 +80,8 @@ def test_tasks_that_wait_in_memory_are_counted(lanes: Lanes) -> None:
     lanes.take_back("l", first)
     assert lanes.behind == 3
     assert lanes.leaving() == [first]
-    lanes.hold("l", first.idh)
-    assert lanes.take_behind("l", None) == [second, third]
+    lanes.wait("l", first.idh)
+    assert lanes.take_behind(lanes.of("l")) == [second, third]
     assert lanes.behind == 0
 
 
@@ -106,17 +107,17 @@ def test_a_lane_waits_for_the_retry_of_its_head(lanes: Lanes) -> None:
     head, behind = flight(5), flight(6)
     offer(lanes, head, behind)
     assert lanes.leaving() == [head]
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     assert lanes.leaving() == []
     retry = flight(900, attempt=2, idh=head.idh)
     offer(lanes, retry)
     assert lanes.leaving() == [retry]
-    assert lanes.free("l", head.idh)
+    lanes.free("l", head.idh)
     assert lanes.leaving() == [behind]
 
 
 def test_a_new_owner_of_a_held_lane_waits_too(lanes: Lanes) -> None:
-    lanes.hold("l", b"h" * 16)
+    lanes.wait("l", b"h" * 16)
     offer(lanes, flight(5))
     assert lanes.leaving() == []
     retry = flight(900, attempt=2, idh=b"h" * 16)
@@ -126,20 +127,20 @@ def test_a_new_owner_of_a_held_lane_waits_too(lanes: Lanes) -> None:
 
 def test_a_lane_whose_retry_may_be_cancelled_is_the_first_that_is_asked_for(lanes: Lanes) -> None:
     for lane in ("k", "l", "m"):
-        lanes.hold(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
+        lanes.wait(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
     offer(lanes, flight(5))
     lanes.ask_first(b"head")
     assert lanes.leaving() == [], "ids that were made together begin alike"
-    assert list(lanes.heads_to_ask(1)) == ["l"]
-    assert set(lanes.heads_to_ask(3)) == {"k", "l", "m"}, "and then all of them"
+    assert [lane.name for lane, _ in lanes.heads_to_ask(1)] == ["l"]
+    assert {lane.name for lane, _ in lanes.heads_to_ask(3)} == {"k", "l", "m"}, "and then all of them"
 
 
 def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     first, second = flight(5), flight(6)
     offer(lanes, first, second)
     assert lanes.leaving() == [first]
-    assert not lanes.free("l", second.idh)
-    assert not lanes.free("nobody", first.idh)
+    lanes.free("l", second.idh)
+    lanes.free("nobody", first.idh)
     assert lanes.leaving() == []
 
 
@@ -151,13 +152,13 @@ def test_one_that_did_not_leave_after_all_lets_an_earlier_one_pass(lanes: Lanes)
     earlier = flight(5)
     offer(lanes, earlier)
     assert lanes.leaving() == [earlier]
-    assert lanes.free("l", earlier.idh)
+    lanes.free("l", earlier.idh)
     assert lanes.leaving() == [later]
 
 
 def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: Lanes) -> None:
     retry = flight(900, attempt=2)
-    lanes.hold("l", retry.idh)
+    lanes.wait("l", retry.idh)
     offer(lanes, retry)
     assert lanes.leaving() == [retry]
     lanes.take_back("l", retry)
@@ -170,7 +171,7 @@ def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
     offer(lanes, first, gone, last)
     assert lanes.leaving() == [first]
     gone.live.forgotten = True
-    assert lanes.free("l", first.idh)
+    lanes.free("l", first.idh)
     assert lanes.leaving() == [last]
 
 
@@ -182,7 +183,7 @@ def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
     early = flight(500)
     offer(lanes, early)
     assert lanes.leaving(now_ms=499) == []
-    assert lanes.early == {"l": 500}
+    assert lanes.early == {lanes.of("l"): 500}
     lanes.wake_due(499)
     assert lanes.leaving(now_ms=499) == []
     lanes.wake_due(500)
@@ -201,7 +202,7 @@ def test_an_earlier_one_that_comes_while_it_waits_goes_first(lanes: Lanes) -> No
 
 def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
     head = flight(500, attempt=2)
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     offer(lanes, head, flight(400))
     assert lanes.leaving(now_ms=450) == []
     lanes.wake_due(500)
@@ -222,7 +223,7 @@ def test_a_head_whose_slice_is_read_again_leaves_again(lanes: Lanes) -> None:
 
 def test_a_head_on_its_retry_whose_slice_is_read_again_is_still_the_head(lanes: Lanes) -> None:
     head = flight(5, attempt=2)
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     offer(lanes, head, flight(1))
     assert lanes.leaving() == [head]
     head.live.forgotten = True
@@ -242,7 +243,7 @@ def test_another_slice_read_again_changes_nothing_for_the_head(lanes: Lanes) -> 
 
 
 def test_a_head_that_did_not_leave_and_whose_row_was_released_does_not_block_its_lane() -> None:
-    partition = Partition(KEYS, b"1.a", 1e9)
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     partition.add(live)
     row = entry(5, LANE, b"i" * 16, Body("log:", b"1", None, "l"))

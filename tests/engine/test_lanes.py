@@ -138,7 +138,7 @@ async def test_a_slice_that_is_dropped_while_it_is_listed_stops_no_lane(
         ticker.engine.lookahead.reconnected()
         await ticker.engine.lookahead.step()
     assert ticker.engine.sweeper.dropped == 1
-    assert not any(one.slices for one in ticker.engine.owned.values())
+    assert not any(one.lives for one in ticker.engine.owned.values())
     await ticker.client.put("log:", 2, after="1s", lane="a")
     assert values(await ticker.advance(seconds=1)) == [2]
 

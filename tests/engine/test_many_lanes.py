@@ -92,7 +92,7 @@ async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker
     await paused.client.resume(target="kafka:held")
     await engine.pauses.step()
     await engine.lookahead.step()
-    back = [sum(place.is_hold for place in one.slices) for one in engine.owned.values()]
+    back = [sum(live.slice.is_hold for live in one.lives) for one in engine.owned.values()]
     assert 0 < max(back) <= lookahead.LANES_AT_ONCE
     while len(arrived(paused)) < LANES or await engine.sweeper.drop_finished():
         before = len(paused.deliveries)

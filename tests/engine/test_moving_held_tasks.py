@@ -38,7 +38,7 @@ async def paused(ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def aside(ticker: Ticker) -> int:
-    return sum(partition.hold_policy.spill_queue.count for partition in ticker.engine.owned.values())
+    return sum(partition.hold_policy.aside for partition in ticker.engine.owned.values())
 
 
 async def test_the_others_leave_before_those_are_moved(paused: Ticker) -> None:
@@ -126,7 +126,7 @@ async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read
     await ticker.client.pause(target="kafka:held")
     ticker.clock.set(start_ms + 299_000)
     await one_tick(ticker)
-    hours = [live for one in ticker.engine.owned.values() for live in one.slices.values() if not live.slice.is_hold]
+    hours = [live for one in ticker.engine.owned.values() for live in one.lives if not live.slice.is_hold]
     passes = [live.passes for live in hours]
     while await ticker.engine.lookahead.step() == 0.0:
         pass

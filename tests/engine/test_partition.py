@@ -5,6 +5,7 @@ from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import entry
 from mainspring.store.keys import Keyspace, Slice
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 ROWS = 600
@@ -12,7 +13,7 @@ ROWS = 600
 
 def partition_with(*starts_ms: int) -> Partition:
     """A partition with full slices of a second that begin then."""
-    partition = Partition(KEYS, b"1.a", 1e9)
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     for start_ms in starts_ms:
         live = LiveSlice(KEYS, Slice(1000, start_ms), start_ms / 1000)
         live.load_bitmaps(b"", b"")

@@ -13,6 +13,7 @@ from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMBSTONE, entry
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice
+from tests.support.flows import open_flow
 
 START_MS = 1_800_000_000_000
 KEYS = Keyspace("ns", 1).partitions[0]
@@ -128,7 +129,7 @@ def test_windows_lose_nothing_and_keep_order(width_ms: int) -> None:
 
 
 def partition_with(live: LiveSlice) -> Partition:
-    partition = Partition(KEYS, b"token", lease_until=float("inf"))
+    partition = Partition(KEYS, b"token", lease_until=float("inf"), flow=open_flow())
     partition.add(live)
     return partition
 

@@ -7,11 +7,13 @@ this module tells the life of a task through all of it.
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 from time import monotonic
 from typing import Final, NamedTuple
+
+import msgspec
 
 from ..model.clock import steady_s
 from ..model.run import Run
@@ -30,12 +32,13 @@ from ..store.owner.fire import (
     Section,
     WriteStatus,
 )
-from ..store.owner.holds import FailedHead
+from ..store.owner.holds import FailedHead, Inherited
 from ..store.owner.read import Stranger
 from ..store.records import KeptResult
 from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
-from .holds import Holders, HoldPolicy, TakenMoves
+from .flow import Flow
+from .holds import HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
@@ -154,7 +157,7 @@ OwnerCall = BeginCall | CommitCall
 class Partition:
     """All state of one partition that this node owns."""
 
-    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, holders: Holders | None = None) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, flow: Flow) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
@@ -167,17 +170,16 @@ class Partition:
         """Time until which it stays open because it could not be drained in time."""
         self.closed_in_vain = 0
 
-        self.slices: dict[Slice, LiveSlice] = {}
+        self._slices: dict[Slice, LiveSlice] = {}
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.holders = holders or Holders()
-        self.hold_policy = HoldPolicy(self.holders)
-        self.lanes = Lanes(self.hold_policy.barrier_ms)
-        self.hold_policy.lanes = self.lanes
+        self._flow = flow
+        self.lanes = Lanes()
+        self.hold_policy = HoldPolicy(flow, self.lanes)
         self.chains = Chains()
         """The schedules of this partition."""
-        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
+        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, flow)
 
         self.unanswered: OwnerCall | None = None
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
@@ -237,18 +239,51 @@ class Partition:
         return bool(self.lanes.woken or self.chains.ready)
 
     @property
+    def lives(self) -> Collection[LiveSlice]:
+        """Its slices in memory, in order of start."""
+        return self._slices.values()
+
+    def live_at(self, place: Slice) -> LiveSlice | None:
+        return self._slices.get(place)
+
+    @property
+    def rows(self) -> int:
+        """Number of tasks that wait in their slices."""
+        return sum(live.waiting for live in self._slices.values())
+
+    @property
+    def behind(self) -> int:
+        """Number of tasks that wait in their lanes."""
+        return self.lanes.behind
+
+    @property
+    def standing(self) -> int:
+        """Number of tasks in memory only until they are moved into hold slices."""
+        return self.hold_policy.standing
+
+    @property
     def waiting(self) -> int:
-        return sum(live.waiting for live in self.slices.values()) + self.hold_policy.standing
+        return self.rows + self.standing
+
+    @property
+    def out(self) -> int:
+        """Number of tasks fired and not settled."""
+        return sum(live.out for live in self._slices.values())
 
     @property
     def to_spill(self) -> int:
         """Number of due tasks without lanes that were held back and have to be moved."""
-        return self.hold_policy.spill_queue.count
+        return self.hold_policy.aside
 
     @property
     def to_move(self) -> bool:
         """True if held tasks are in memory and may have to be moved into hold slices."""
         return self.hold_policy.to_move
+
+    @property
+    def has_ended_runs(self) -> bool:
+        """True if runs of schedules have ended and the server does not know how."""
+        return bool(self.chains.ended)
 
     @property
     def asks_planner(self) -> bool:
@@ -282,7 +317,7 @@ class Partition:
             return False
         # The next owner resumes those that workers have.
         with_workers = (*self._awaited.values(), *(flight for _, flight in self._put_off))
-        return sum(live.out for live in self.slices.values()) == sum(not one.live.forgotten for one in with_workers)
+        return self.out == sum(not one.live.forgotten for one in with_workers)
 
     # -- begin ------------------------------------------------------------------------------------------
 
@@ -294,7 +329,7 @@ class Partition:
         """
         if self.unanswered is not None:
             return None
-        groups, latest_ms = self._due_selector.take(self.slices, now_ms, limit, whole=whole)
+        groups, latest_ms = self._due_selector.take(self._slices, now_ms, limit, whole=whole)
         self.survey()
         begun: dict[LiveSlice, Sequence[int]] = {}
         for group in groups:
@@ -323,7 +358,7 @@ class Partition:
         limit = _second_end(latest_ms)
         slices = [
             Known(live.name, live.keys[0], live.g_text, live.cursor)
-            for live in self.slices.values()
+            for live in self._slices.values()
             if live.from_ms < limit and not live.slice.is_hold
         ]
         # The server counts every member of the set, including these, which are not read.
@@ -543,7 +578,7 @@ class Partition:
 
     def failing_since_ms(self, lane: str, now_ms: int) -> int:
         """Return when the head of a lane failed first."""
-        return self.lanes.since.get(lane, 0) or now_ms
+        return self.lanes.since_ms(lane) or now_ms
 
     def hold_lane(
         self, lane: str, idh: bytes, until_ms: int, now_ms: int, *, first: bool = False, parked: bool = False
@@ -551,8 +586,7 @@ class Partition:
         """Make a lane wait for this task, whose `first` attempt has failed, or a later one. Recorded on the server too,
         for a new owner."""
         since_ms = now_ms if first else self.failing_since_ms(lane, now_ms)
-        self.hold_policy.head_stands(lane, inside=parked)
-        self.lanes.hold(lane, idh, since_ms=since_ms, until_ms=until_ms)
+        self.lanes.wait(lane, idh, since_ms=since_ms, until_ms=until_ms, parked=parked)
         self.hold_policy.spill_lanes(now_ms)
         return lane, FailedHead(idh, since_ms).pack()
 
@@ -567,19 +601,23 @@ class Partition:
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
-        if not self.lanes.free(lane, idh) or not self.lanes.let_go(lane):
+        if not self.lanes.free(lane, idh):
             return None
         self.hold_policy.lane_is_free(lane)
         return lane, b""
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """Free a lane whose head was cancelled or moved. A failed head may have been rescheduled: then the lane waits
-        until `HoldWatch` has asked the server about it."""
+        until the look-ahead has asked the server about it."""
         lane = flight.body.lane
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)
         elif lane is not None:
             self._free_lane(lane, flight.idh)  # the server has no record of it
+
+    def fill_lanes(self, *, full: bool) -> None:
+        """Note whether memory is full: then tasks behind heads in flight are moved into hold slices too."""
+        self.lanes.fill(full=full)
 
     def spill(self, most: int, now_ms: int) -> int:
         """Let the next commits move held tasks into hold slices; return how many were examined."""
@@ -639,15 +677,15 @@ class Partition:
     # -- slices -----------------------------------------------------------------------------------------
 
     def add(self, *lives: LiveSlice) -> None:
-        last = next(reversed(self.slices.values()), None)
-        self.slices.update((live.slice, live) for live in lives)
+        last = next(reversed(self._slices.values()), None)
+        self._slices.update((live.slice, live) for live in lives)
         if len(lives) > 1 or (last is not None and lives and last.from_ms > lives[0].from_ms):
-            self.slices = dict(sorted(self.slices.items(), key=_by_start))
+            self._slices = dict(sorted(self._slices.items(), key=_by_start))
 
     def survey(self) -> None:
         """Find out when the next task is due; called after every change of what waits."""
         soonest = inf
-        for live in self.slices.values():
+        for live in self._slices.values():
             if live.from_ms >= soonest:
                 break
             queue = live.queue  # read directly: this runs in every tick, over all slices
@@ -671,9 +709,9 @@ class Partition:
         self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
-    def is_paced(self, live: LiveSlice) -> bool:
-        """Return whether its rows leave gradually: then few are needed in memory."""
-        return live.pace is not None and self.holders.room(live.pace) is not None
+    def paces(self, key: str) -> bool:
+        """Return whether the rows that wait under this key leave gradually: then few are needed in memory."""
+        return self._flow.room(key) < inf
 
     def block(self, max_due_ms: int) -> None:
         """Block lanes until every slice of that second, and all earlier ones, are read to their end."""
@@ -685,10 +723,35 @@ class Partition:
         self._remove(live)
         self.needs_listing = True
 
-    def dropped(self, live: LiveSlice) -> None:
+    def may_drop(self, live: LiveSlice, now_ms: int) -> bytes | None:
+        """Return the record to keep of a slice in which all is done; None if the slice must stay."""
+        if self.unanswered is not None or not live.all_done:
+            return None
+        if not live.slice.is_hold:
+            return b""
+        record = self.hold_policy.may_drop(live.slice)
+        return None if record is None else msgspec.structs.replace(record, ended_ms=now_ms).encode()
+
+    def dropped(self, live: LiveSlice, now_ms: int) -> None:
         """Remove a slice that the server has dropped."""
         self.gone[live.slice] = live.g
         self._remove(live)
+        if live.slice.is_hold:
+            self.hold_policy.gone(live.slice, now_ms)
+
+    @property
+    def ended_holds(self) -> dict[str, int]:
+        """Names of dropped hold slices, and when they were dropped, until their records are forgotten."""
+        return self.hold_policy.ended
+
+    def inherit(self, inherited: Inherited) -> None:
+        """Resume the holds and failed heads that a former owner left."""
+        self.hold_policy.inherit(inherited)
+
+    def give_up(self) -> None:
+        """Forget all slices: what ends from now on belongs to another owner."""
+        for live in self._slices.values():
+            live.forgotten = True
 
     def _remove(self, live: LiveSlice) -> None:
         """Remove a slice. Outcomes that are not on their way are dropped when a commit comes to them."""
@@ -699,8 +762,8 @@ class Partition:
             self.hold_policy.forget(live)
         if live.has_schedules:
             self.chains.forget(live)
-        if self.slices.get(live.slice) is live:
-            del self.slices[live.slice]
+        if self._slices.get(live.slice) is live:
+            del self._slices[live.slice]
         self._take_finished([live])
         self.survey()
 

@@ -150,7 +150,7 @@ class Planner:
         if steady_s() >= self._note_at:
             self._note_at = steady_s() + NOTE_S
             self._note_latest = steady_s() + NOTE_LATEST_S
-        if any(one.chains.ended for one in self._owned.values()):
+        if any(one.has_ended_runs for one in self._owned.values()):
             wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
             raise failure  # only now: an unavailable server must not delay the others
@@ -343,7 +343,7 @@ class Planner:
     async def flush(self) -> None:
         """Write the ends of all finished runs now."""
         for number, partition in list(self._owned.items()):
-            while partition.chains.ended:
+            while partition.has_ended_runs:
                 await self._note_ends(number, partition.chains)
 
     async def _note_ends(self, number: int, chains: Chains) -> bool:
@@ -370,7 +370,8 @@ class Planner:
         if token == partition.token and steady_s() < at + CHECK_S:
             return
         await self.check(partition.number)
-        partition.chains.tidy(self._clock.now_ms())
+        chains = partition.chains
+        chains.tidy(self._clock.now_ms())
         self._checked[partition.number] = (partition.token, steady_s())
 
     async def check(self, number: int) -> int:

@@ -137,7 +137,7 @@ async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
     await ticker.client.put("log:", -1, at=due_ms + 500, lane=lane)
     ticker.clock.set(due_ms - 50)
     fired = await ticker.turn()
-    most = max(sum(live.waiting for live in one.slices.values()) for one in ticker.engine.owned.values())
+    most = max(sum(live.waiting for live in one.lives) for one in ticker.engine.owned.values())
     assert most <= max(reach_tasks, 2_000)
     for _ in range(21):
         ticker.clock.advance(ms=50)

@@ -215,7 +215,7 @@ _COMMIT: Final = (
 
 def _old_cursor(reconcile: Any) -> Any:
     def keep(self: LookAhead, partition: Partition, listed: list[Listed]) -> None:
-        known = partition.slices
+        known = partition._slices
         same = [one._replace(g=known[one.slice].g) if one.slice in known else one for one in listed]
         reconcile(self, partition, same)
 
