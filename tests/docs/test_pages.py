@@ -29,7 +29,7 @@ from mainspring.testing.servers import standalone
 from tests.support.pages import AWAIT, FENCE, blocks, run_as_typed, text_of
 from tests.support.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 ROWS = {"A": 8, "B": 10, "C": 7, "D": 11, "E": 19}
 _LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -318,10 +318,12 @@ def test_a_requirement_names_tests_that_exist(name: str) -> None:
         assert tests
 
 
-def test_every_rule_of_the_protocol_names_a_test_that_exists() -> None:
-    text = page("docs/internals/protocol.md")
-    rules = [rule for rule in re.split(r"\n\n(?:## .*\n\n)?", text) if re.match(r"\*\*[A-Z]\d\.", rule)]
+@pytest.mark.parametrize("name", ["docs/internals/protocol.md", "src/mainspring/engine/README.md"])
+def test_every_rule_of_the_protocol_and_of_the_owner_names_a_test_that_exists(name: str) -> None:
+    text = page(name)
+    rules = [rule for rule in re.split(r"\n\n(?:## .*\n\n)?", text) if re.match(r"\*\*[A-Z]\d+\.", rule)]
     assert len(rules) == len(re.findall(r"^\*\*[A-Z]\d", text, re.MULTILINE))
+    assert rules
     for rule in rules:
         assert "*Without it*" in rule, rule
         [(file, test)] = _TEST.findall(rule)
