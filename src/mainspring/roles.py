@@ -115,10 +115,9 @@ class Loops:
         self.sweep = Loop("sweeper")
         self.pause = Loop("pauses", max_backoff_s=0.5)
         self.permit = Loop("permits", max_backoff_s=0.5)
-        self.notify = Loop("notifier")
 
     def __iter__(self) -> Iterator[Loop]:
-        return iter((self.keep, self.read, self.fire, self.plan, self.sweep, self.pause, self.permit, self.notify))
+        return iter((self.keep, self.read, self.fire, self.plan, self.sweep, self.pause, self.permit))
 
 
 QUIET_S: Final = 10.0

@@ -21,8 +21,20 @@ async def test_a_beat_says_once_when_the_next_is_expected(api: Api) -> None:
     assert (unknown.status, unknown.problem) == (404, "not-found")
     assert "say when it is expected" in unknown.json["detail"]
     first = await api.post("/v1/beats/backup", {"every": "1h", "grace": "5m"})
-    assert first.status == 202
-    assert first.json["outcome"] == "created"
+    assert first.status == 200
+    assert first.json["name"] == "backup"
+    assert (first.json["every"], first.json["grace"], first.json["last"] is None) == ("1h", "5m", False)
+    assert first.json["deadline_ms"] == first.json["last_ms"] + 65 * 60_000
+    listed = await api.get("/v1/beats")
+    assert listed.json["beats"] == [first.json]
+
+
+async def test_a_beat_is_removed_once(api: Api) -> None:
+    await api.post("/v1/beats/backup", {"cron": "0 2 * * *", "timezone": "Europe/Paris"})
+    removed = await api.delete("/v1/beats/backup")
+    assert (removed.status, removed.json) == (200, {"name": "backup", "outcome": "removed"})
+    assert (await api.delete("/v1/beats/backup")).status == 404
+    assert (await api.get("/v1/beats")).json["beats"] == []
 
 
 @pytest.mark.parametrize(
@@ -42,6 +54,18 @@ async def test_a_wrong_expectation_is_refused(api: Api, body: dict[str, object],
 
 async def test_a_key_that_is_limited_to_beats_reaches_nothing_else(api: Api) -> None:
     api.token = await api.key("submit-only", targets=("beat:backup",))
-    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 202
+    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 200
     assert (await api.post("/v1/beats/other", {"every": "1h"})).status == 403
+    assert (await api.delete("/v1/beats/backup")).status == 403  # who sends beats cannot stop the watch
+    assert (await api.get("/v1/beats")).status == 403
     assert (await api.post("/v1/tasks", {"target": "log:", "payload": 1})).status == 403
+
+
+async def test_a_key_sees_and_removes_only_the_beats_that_it_is_limited_to(api: Api) -> None:
+    for name in ("backup", "other"):
+        assert (await api.post(f"/v1/beats/{name}", {"every": "1h"})).status == 200
+    api.token = await api.key("operator", targets=("beat:backup",))
+    assert [one["name"] for one in (await api.get("/v1/beats")).json["beats"]] == ["backup"]
+    assert (await api.delete("/v1/beats/other")).status == 403
+    assert (await api.delete("/v1/beats/backup")).status == 200
+    assert (await api.post("/v1/tasks", {"target": "beat:backup", "payload": 1})).status == 400

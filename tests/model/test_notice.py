@@ -8,7 +8,7 @@ import pytest
 from mainspring.model.delivery import Response
 from mainspring.model.errors import InvalidInput
 from mainspring.model.notice import (
-    BeatReport,
+    Beat,
     Beats,
     Channels,
     Decided,
@@ -19,7 +19,6 @@ from mainspring.model.notice import (
     Rule,
     Signal,
     SmtpServer,
-    after_report,
     decide,
     signals_of,
 )
@@ -43,7 +42,7 @@ def channels(**table: Any) -> Channels:
 
 def told(records: Iterable[RunRecord], some: Channels) -> list[Decided]:
     """Follow records one after the other."""
-    episodes = Episodes()
+    episodes = Episodes({})
     return [
         one
         for place, record in enumerate(records)
@@ -113,7 +112,6 @@ def test_the_same_runs_read_again_make_notices_with_the_same_ids() -> None:
         (run("cancelled"), None),
         (run("skipped"), None),
         (run("dead", target="notify:ops/digest", planned_ms=None), None),
-        (run("dead", target="beat:backup", planned_ms=None), None),
     ],
 )  # fmt: skip
 def test_what_a_run_is_called(record: RunRecord, expected: tuple[str, str] | None) -> None:
@@ -141,7 +139,7 @@ def test_each_channel_says_what_is_late_for_it() -> None:
         {"strict": {"url": "https://a.example/", "late": "1s"}, "lax": {"url": "https://a.example/", "late": "1m"}}
     )
     late = run("done", due_ms=T0_MS - 7_000, began_ms=T0_MS)
-    found = [one for signal in signals_of(late, "1") for one in Episodes().take(signal, some)]
+    found = [one for signal in signals_of(late, "1") for one in Episodes({}).take(signal, some)]
     assert [one.channel for one in found] == ["strict"]
 
 
@@ -154,7 +152,7 @@ def test_dead_tasks_of_a_target_without_recorded_successes_are_told_again_after_
 
 
 def test_a_state_that_lasts_is_told_at_once_and_reminded_of_no_more_than_every_hour() -> None:
-    some, episodes = channels(after=3, remind="each"), Episodes()
+    some, episodes = channels(after=3, remind="each"), Episodes({})
     found = []
     for at_ms in range(T0_MS, T0_MS + 3 * HOUR_MS, 10_000):
         state = Signal("queue:mail", "no worker", bad=True, at_ms=at_ms, place="x", queue="mail", lasts=True)
@@ -191,7 +189,7 @@ def test_two_channels_have_episodes_of_their_own() -> None:
     some = Channels.read(
         {"all": {"url": "https://a.example/"}, "third": {"url": "https://b.example/", "after": 3}},
     )
-    episodes = Episodes()
+    episodes = Episodes({})
     found = [
         (one.channel, one.notice.kind)
         for at, end in enumerate(("dead", "dead", "dead", "done"))
@@ -205,7 +203,7 @@ def test_two_channels_have_episodes_of_their_own() -> None:
 
 def test_a_long_subject_makes_an_id_that_is_allowed() -> None:
     signal = Signal("kafka:" + "ü" * 300, "breaker", bad=True, at_ms=T0_MS, place="1-1")
-    [one] = Episodes().take(signal, Channels.read({"c" * 64: {"url": "https://a.example/"}}))
+    [one] = Episodes({}).take(signal, Channels.read({"c" * 64: {"url": "https://a.example/"}}))
     assert len(one.id.encode()) <= 256
 
 
@@ -304,28 +302,24 @@ def test_the_port_and_the_kind_of_tls_of_a_mail_server() -> None:
 # -- beats ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_beat_that_does_not_come_is_missed_and_told_when_it_comes_again() -> None:
-    some, hourly = channels(), Expected.make(every="1h", grace="5m")
-    state, found = after_report("backup", None, BeatReport(came_ms=T0_MS, expected=hourly), None, some, T0_MS)
-    assert found == []
-    assert state.deadline_ms == T0_MS + 65 * 60_000
-    late_ms = state.deadline_ms
-    missed, [one] = after_report("backup", state, BeatReport(deadline_ms=late_ms), None, some, late_ms)
-    assert (one.notice.kind, one.notice.subject) == ("missed", "beat:backup")
-    assert one.notice.reason == "the last beat came at 2027-01-15T08:00:00.000Z"
-    assert missed.deadline_ms == late_ms + 65 * 60_000
-    back_ms = late_ms + 1_000
-    well, [two] = after_report("backup", missed, BeatReport(came_ms=back_ms), None, some, back_ms)
-    assert two.notice.kind == "recovered"
-    assert well.episodes == {}
-    assert well.last_ms == back_ms
+def test_a_beat_is_missed_after_its_deadline_and_says_when_the_last_one_came() -> None:
+    hourly = Expected.make(every="1h", grace="5m")
+    assert hourly is not None
+    beat = Beat("backup", hourly, hourly.deadline_ms(T0_MS), T0_MS)
+    assert beat.deadline_ms == T0_MS + 65 * 60_000
+    assert not beat.signal(beat.deadline_ms).bad
+    missed = beat.signal(beat.deadline_ms + 1)
+    assert (missed.bad, missed.kind, missed.subject) == (True, "missed", "beat:backup")
+    assert missed.reason == "the last beat came at 2027-01-15T08:00:00.000Z"
+    never = Beat("backup", hourly, hourly.deadline_ms(T0_MS)).signal(T0_MS + 2 * HOUR_MS)
+    assert never.reason == "it never came"
 
 
-def test_reports_that_are_repeated_or_overtaken_change_nothing() -> None:
-    some, hourly = channels(), Expected.make(every="1h", grace="5m")
-    state, _ = after_report("backup", None, BeatReport(came_ms=T0_MS, expected=hourly), None, some, T0_MS)
-    for report in (BeatReport(came_ms=T0_MS), BeatReport(came_ms=T0_MS - 1), BeatReport(deadline_ms=T0_MS)):
-        assert after_report("backup", state, report, None, some, T0_MS + 1) == (state, [])
+def test_a_beat_is_read_from_what_the_api_shows() -> None:
+    hourly = Expected.make(every="1h", grace="5m")
+    assert hourly is not None
+    for beat in (Beat("a", hourly, T0_MS, T0_MS - 1), Beat("b", hourly, T0_MS)):
+        assert Beat.from_dict(beat.as_dict()) == beat
 
 
 def test_a_beat_is_expected_after_its_cron_line() -> None:
@@ -333,21 +327,6 @@ def test_a_beat_is_expected_after_its_cron_line() -> None:
     assert nightly is not None
     at_0203_ms = 1_800_061_380_000  # 2027-01-16 02:03 in Paris
     assert nightly.deadline_ms(at_0203_ms) == at_0203_ms + 24 * HOUR_MS + 7 * 60_000
-
-
-def test_a_beat_that_never_came_is_missed_too_if_the_settings_expect_it() -> None:
-    some, expected = channels(), Beats.read({"backup": {"every": "1h"}})["backup"]
-    state, found = after_report("backup", None, BeatReport(expected=expected), expected, some, T0_MS)
-    assert (found, state.last_ms) == ([], 0)
-    _, [one] = after_report(
-        "backup", state, BeatReport(deadline_ms=state.deadline_ms), expected, some, state.deadline_ms
-    )
-    assert one.notice.reason == "it never came"
-
-
-def test_a_beat_nobody_expects_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="give every or cron"):
-        after_report("backup", None, BeatReport(came_ms=T0_MS), None, channels(), T0_MS)
 
 
 @pytest.mark.parametrize(

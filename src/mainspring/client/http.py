@@ -30,6 +30,7 @@ from mainspring.model.errors import (
 from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+from mainspring.model.notice import Beat
 from mainspring.model.retry import RetryPolicy, retry_line
 from mainspring.model.run import KeptRun, RunsPage
 from mainspring.model.targets.url import read_api_url
@@ -616,9 +617,18 @@ class RemoteClient:
         cron: str | None = None,
         timezone: str | None = None,
         grace: str | None = None,
-    ) -> Handle:
-        answer = self.api.post(_BEATS, name, every=every, cron=cron, timezone=timezone, grace=grace)
-        return Handle(answer["id"], answer["due_ms"], answer["outcome"], False)
+    ) -> Beat:
+        return Beat.from_dict(self.api.post(_BEATS, name, every=every, cron=cron, timezone=timezone, grace=grace))
+
+    async def beats(self) -> list[Beat]:
+        return [Beat.from_dict(one) for one in self.api.get(_BEATS)["beats"]]
+
+    async def remove_beat(self, name: str) -> bool:
+        try:
+            self.api.delete(_BEATS, name)
+        except NotFound:
+            return False
+        return True
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         try:

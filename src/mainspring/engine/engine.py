@@ -160,7 +160,6 @@ class Engine:
         await self.loops.sweep.stop()
         await self.loops.pause.stop()
         await self.loops.permit.stop()
-        await self.loops.notify.stop()
         clean = True
         self.keeper.close()
         self.loops.keep.wake()

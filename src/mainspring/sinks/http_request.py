@@ -56,11 +56,15 @@ def header(response: Response, name: str) -> str | None:
     return next((value for key, value in response.headers if key.lower() == name), None)
 
 
+_PRIVATE: Final = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
+"""Headers of responses whose values log people in."""
+
+
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the headers, limited in number and length: a target must not fill our memory."""
+    """Return the headers without secrets, limited in number and length: a target must not fill our memory."""
     return tuple(
         [
-            (clean(name[:MAX_HEADER_CHARS]), clean(value[:MAX_HEADER_CHARS]))
+            (clean(name[:MAX_HEADER_CHARS]), MASK if name.lower() in _PRIVATE else clean(value[:MAX_HEADER_CHARS]))
             for name, value in islice(headers, MAX_HEADERS)
         ]
     )
