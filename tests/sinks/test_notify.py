@@ -377,6 +377,18 @@ async def test_the_title_of_one_notice_is_escaped_for_each_chat(http: HttpSink) 
     assert discord["embeds"][0]["title"] == "schedule\\:\\<!channel\\> \\*a\\* failed"
 
 
+@pytest.mark.parametrize("body", ["a\n" * 1_024, "\u5b57" * 682, "\x07" * 2_048, "`" * 2_048])
+async def test_a_long_response_makes_no_message_that_a_chat_refuses(http: HttpSink, body: str) -> None:
+    five = told(*(notice(f"schedule:s{n}", body=body, reason="\u5b57" * 500) for n in range(5)))
+    with receiving() as receiver:
+        for form in ("slack", "teams", "discord"):
+            await send(http, {"url": receiver.url, "format": form}, five)
+        slack, teams, discord = receiver.requests
+    assert len(teams.body) < 28_000
+    assert all(len(block["text"]["text"]) <= 3_000 for block in json.loads(slack.body)["blocks"])
+    assert len(json.loads(discord.body)["embeds"][0]["description"]) <= 4_096
+
+
 async def test_a_webhook_of_notices_is_signed_and_guarded_like_any_other(http: HttpSink) -> None:
     secret = "whsec_" + "a" * 32
     with receiving() as receiver:

@@ -174,7 +174,7 @@ def _as_webhook(digest: Digest) -> dict[str, Any]:
 
 _SLACK_CHARS: Final = 2_900
 _DISCORD_CHARS: Final = 3_900
-_TEAMS_CHARS: Final = 15_000
+_TEAMS_BYTES: Final = 20_000
 
 
 def _cut(text: str, most: int) -> str:
@@ -186,6 +186,7 @@ def _as_slack(digest: Digest) -> dict[str, Any]:
     quoted = digest.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {
         "text": quoted,
+        "mrkdwn": False,
         "blocks": [
             {"type": "header", "text": {"type": "plain_text", "text": _cut(digest.title, 150), "emoji": False}},
             {"type": "section", "text": {"type": "plain_text", "text": _cut(digest.text(), _SLACK_CHARS),
@@ -200,10 +201,16 @@ def _as_teams(digest: Digest) -> dict[str, Any]:
     def block(text: str, **style: object) -> dict[str, Any]:
         return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text, **style}]}
 
-    lines = _cut(digest.text(), _TEAMS_CHARS).splitlines()
+    blocks, room = [block(digest.title, weight="Bolder", size="Medium")], _TEAMS_BYTES
+    for line in filter(None, digest.text().splitlines()):
+        blocks.append(block(line))
+        room -= len(msgspec.json.encode(blocks[-1]))
+        if room < 0:  # Teams takes 28 KB, and would refuse more each time
+            blocks[-1] = block("…")
+            break
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json", "type": "AdaptiveCard", "version": "1.4",
-        "body": [block(digest.title, weight="Bolder", size="Medium"), *(block(line) for line in lines if line)],
+        "body": blocks,
     }  # fmt: skip
     kind = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
