@@ -287,7 +287,8 @@ def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple
 
 
 def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
-    record, reason = signal.record, escape(signal.reason)[:MAX_REASON_CHARS]
+    record = signal.record
+    reason = _ENDED.get(signal.kind, "") if kind == "recovered" else escape(signal.reason)[:MAX_REASON_CHARS]
     about = (kind, signal.subject, signal.at_ms, episode.since_ms, episode.failures)
     if record is None:
         return Notice(*about, target=shown_target(signal.target or ""), reason=reason)
@@ -300,9 +301,16 @@ def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
         began_ms=record.began_ms,
         ended_ms=record.ended_ms,
         by=record.by,
-        reason="" if kind == "recovered" else reason,
+        reason=reason,
         code=record.code,
     )
+
+
+_ENDED: Final[Mapping[NoticeKind, str]] = {
+    "late": "it begins in time again", "disabled": "it takes tasks again", "no worker": "a worker serves the queue",
+    "breaker": "its circuit breaker has closed",
+}  # fmt: skip
+"""What a recovery means; without a text it means that a run succeeded, or a beat came."""
 
 
 class Decided(NamedTuple):
