@@ -316,6 +316,15 @@ def test_a_beat_is_missed_after_its_deadline_and_says_when_the_last_one_came() -
     assert never.reason == "it never came"
 
 
+def test_a_beat_that_came_just_before_it_was_found_missing_ends_the_episode() -> None:
+    hourly, episodes = Expected.make(every="1h", grace="5m"), Episodes({})
+    assert hourly is not None
+    some, now_ms = channels(), T0_MS + 2 * HOUR_MS
+    assert kinds(episodes.take(Beat("backup", hourly, T0_MS).signal(now_ms), some)) == ["missed"]
+    came = Beat("backup", hourly, now_ms + HOUR_MS, last_ms=now_ms - 5)  # by a clock that is 5 ms behind
+    assert kinds(episodes.take(came.signal(now_ms + 10_000), some)) == ["recovered"]
+
+
 def test_a_beat_is_read_from_what_the_api_shows() -> None:
     hourly = Expected.make(every="1h", grace="5m")
     assert hourly is not None

@@ -279,7 +279,7 @@ reminders of a state that lasts."""
 def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
     if episode is None or episode.told_ms is None:
         return None, None
-    if signal.everywhere and signal.at_ms < episode.last_ms:
+    if signal.record is not None and signal.everywhere and signal.at_ms < episode.last_ms:
         return episode, None  # of another partition, and read later than the failure
     if episode.successes + 1 < rule.recover_after:
         return msgspec.structs.replace(episode, successes=episode.successes + 1), None
