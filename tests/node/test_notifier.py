@@ -196,8 +196,8 @@ class Losing(Notices):
             self.left -= 1
             raise Unavailable("the reply was lost", sent=True)
 
-    async def put(self, tasks: Any, on_conflict: Any = "keep") -> None:
-        await super().put(tasks, on_conflict)
+    async def put(self, tasks: Any) -> None:
+        await super().put(tasks)
         if tasks:
             self._lose("put")
 

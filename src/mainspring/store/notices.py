@@ -14,7 +14,7 @@ from ..model.errors import InvalidInput, StoreError
 from ..model.ids import idh_of
 from ..model.notice import KINDS, ONE_PLACE, Beat, Episode, Expected, Notice, NoticeKind, Taken
 from ..model.run import RunRecord
-from ..model.task import Handle, OnConflict, Task
+from ..model.task import Handle, Task
 from .durability import SERVER
 from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
@@ -135,17 +135,14 @@ class Notices:
         self._intake = Intake(store.keys, widths)
         self._named = NamedPuts(store, self._intake, widths)
 
-    def now_ms(self) -> int:
-        return self._store.clock.now_ms()
-
-    async def put(self, tasks: Sequence[Task], on_conflict: OnConflict = "keep") -> None:
+    async def put(self, tasks: Sequence[Task]) -> None:
         """Put tasks that have ids. Repeating a call changes nothing."""
         if not tasks:
             return
         now_ms = await self._store.fresh_ms()
         items = list(self._intake.take(tasks, now_ms).named.values())
         handles: list[Handle | None] = [None] * len(items)
-        await self._named.put(items, handles, on_conflict, now_ms, SERVER)
+        await self._named.put(items, handles, "keep", now_ms, SERVER)
 
     # -- boxes ---------------------------------------------------------------------------------------------------
 
