@@ -257,6 +257,7 @@ def test_settings_are_read_and_written_back() -> None:
         ({"to": "mail:ops@example.com"}, "give the mail server too"),
         ({**MAIL, "to": "mail:ops"}, "'ops' is no mail address"),
         ({**MAIL, "to": "mail:a@b.c\r\nBcc: x@y.z"}, "is no mail address"),
+        ({**MAIL, "to": "mail:bücher@example.com"}, "is no mail address"),
         ({**MAIL, "from": "me"}, "'me' is no mail address"),
         ({**MAIL, "smtp": "mx.example.com"}, "no address of a mail server"),
         ({**MAIL, "smtp": "smtp://mx.example.com:99999"}, "the port is no number"),

@@ -499,7 +499,7 @@ class Channels(Tables[Channel]):
 
 
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\\x00-\x20\x7f]+@[A-Za-z0-9.\[\]:-]+")
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]+@[A-Za-z0-9.\[\]:-]+")
 _RULE: Final = (*_LISTS, "after", "recover_after", "remind", "late")
 _MAIL: Final = ("to", "smtp", "from", "ca_file")
 _WEB: Final = ("format", *(name for name in WEBHOOK_SETTINGS if name not in ("method", "gone_disables", "result_ttl")))
