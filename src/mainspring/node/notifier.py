@@ -130,9 +130,13 @@ class Notifier:
         """Follow the runs of the owned partitions; return whether there may be more, and the failure, if any."""
         self._notes = notes = await self._notices.read_notes(self._notes)
         more, failure, since = False, None, notes.failing_since()
-        for number, place in await self._notices.ends_of(set(self._owned) - notes.places.keys()):
-            await self._store_episodes({}, number, place)
-            more = True
+        unknown = [number for number in self._owned if number not in notes.places]
+        for number, end in zip(unknown, await self._notices.ends_of(unknown), strict=True):
+            if isinstance(end, StoreError):
+                failure = end  # the partitions of other servers go on
+            else:
+                await self._store_episodes({}, number, end)
+                more = True
         asked = [self._asked(number, notes, since) for number in self._owned if number in notes.places]
         for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
             entries = found
@@ -140,7 +144,7 @@ class Notifier:
                 # Something failed. From here on successes matter too, also those of the same moment.
                 [entries] = await self._notices.new_runs([one._replace(successes_ms=found[0].at[0])])
             if isinstance(entries, StoreError):
-                failure = entries  # the partitions of other servers go on
+                failure = entries
             elif entries:
                 more = True
                 await self._follow(one.partition, notes.places[one.partition], entries)

@@ -249,14 +249,12 @@ class Notices:
         mine = b"%d" % (int(notes.version or b"0") + 1)
         return Notes(mine, places, episodes) if version == int(mine) else Notes()
 
-    async def ends_of(self, partitions: Iterable[int]) -> list[tuple[int, EntryId]]:
-        """Return where the recorded runs of partitions end: from there on they are followed."""
-        found: list[tuple[int, EntryId]] = []
-        for number in partitions:
-            keys = self._store.keys.partitions[number]
-            [last] = await self._store.run_one(keys.slot, [("HGET", keys.runs_n, "last")])
-            found.append((number, _place(last or b"0-0")))
-        return found
+    async def ends_of(self, partitions: Sequence[int]) -> list[EntryId | StoreError]:
+        """Return where the recorded runs of each partition end: from there on they are followed."""
+        keys = [self._store.keys.partitions[number] for number in partitions]
+        groups: list[Group] = [(one.slot, [("HGET", one.runs_n, "last")]) for one in keys]
+        found = await self._store.run(groups)
+        return [one if isinstance(one, StoreError) else _place(one[0] or b"0-0") for one in found]
 
     async def new_runs(self, asked: Sequence[AskedRuns]) -> list[list[RecordedRuns] | StoreError]:
         """Return what was recorded after a place, oldest first: at most a portion of each partition."""
