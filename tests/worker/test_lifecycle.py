@@ -373,7 +373,7 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the
     worker = await place.idle_worker([Handler(wait_for_ever, queue="q", name="wait")], lease_s=3_600.0)
     handle = await place.client.put("queue:q/wait", id="wait")
     await queued(place, 1)
-    worker.taker.hints.add_all()
+    worker.taker.ready.add_all()
     await worker.taker.step()
     [run] = worker.executor.runs
     assert await place.client.cancel(handle.id) == "cancelling"

@@ -65,7 +65,7 @@ async def test_workers_of_one_name_share_the_slots_like_any_others(place: Place)
     workers = [await place.worker(Handler(limited, queue="mail"), slots=slots, name="same") for _ in range(2)]
     await until(lambda: running)
     for worker in workers:
-        worker.taker.hints.add_all()
+        worker.taker.ready.add_all()
         await worker.taker.step()
     assert len(running) == sum(len(worker.executor.runs) for worker in workers) == 1
     go.set()
