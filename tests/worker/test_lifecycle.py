@@ -288,7 +288,7 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
     await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
     await queued(place, 5)
     first = await place.idle_worker(works, lease_s=600.0)
-    with bad_road(first._store) as road:
+    with bad_road(first.store) as road:
         for _ in range(PARTITIONS):
             road.next("late reply", only=calls("queue_take"))
         await first.start()
@@ -358,7 +358,7 @@ async def test_an_end_whose_reply_was_lost_is_reported_again_and_counts_once(pla
     worker = await place.worker(Handler(work, queue="q"))
     await place.client.put("queue:q/work")
     await place.settled()  # the script is known to the server now
-    with bad_road(worker._store) as road:
+    with bad_road(worker.store) as road:
         road.next("lose reply", only=calls("queue_finish"))
         await place.client.put("queue:q/work")
         await place.settled()

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec.structs import replace
 
@@ -21,7 +21,6 @@ from ..model.run import (
     DELIVERED,
     LOST,
     STOPPED,
-    HistoryRules,
     Run,
     RunDetails,
     RunRecord,
@@ -31,11 +30,12 @@ from ..model.run import (
     judge,
 )
 from ..model.text import describe, trace_of
-from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
-from ..store.store import Store
 from .executor import JobRun
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 log = logging.getLogger("mainspring.worker")
 
@@ -116,24 +116,12 @@ IDLE_S: Final = 60.0
 class Finisher:
     """Turns runs into ends by the retry policy; `step` writes them."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        policies: Policies,
-        failures: Failures,
-        wake: Callable[[], None],
-        lanes: LanePolicies,
-        history: HistoryRules | None = None,
-    ) -> None:
-        self._history = history or HistoryRules()
-        self._store = store
-        self._worker = worker
-        self._policies = policies
-        self._failures = failures
-        self._wake = wake
-        self._lanes = lanes
-        self.meters = RunMeters(store.clock)
+    def __init__(self, worker: "Worker") -> None:
+        options = worker.options
+        self._worker, self._store, self._name = worker, worker.store, options.name
+        self._policies = Policies(options.retry, by_queue=options.queue_retries)
+        self._lanes = LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
+        self.meters = RunMeters(worker.store.clock)
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
         self.broken: BaseException | None = None
@@ -155,7 +143,7 @@ class Finisher:
         now_ms = self._store.clock.now_ms()
         verdict = judge(said, job.body, job.original_due_ms, now_ms, RetryPolicy(), None, now_ms)
         self.meters.ended_unbegun(job, fate_of(verdict))
-        self._wake()
+        self._worker.wake_finisher()
         self.unsent.append(End(job, outcome_of(verdict, trace_of(error))))
 
     def _add(self, run: JobRun) -> None:
@@ -197,7 +185,7 @@ class Finisher:
     def put_back(self, runs: Iterable[JobRun]) -> None:
         """Queue jobs to be given back, for other workers."""
         self.given_back += [run.job for run in runs]
-        self._wake()
+        self._worker.wake_finisher()
 
     def _put(self, end: End, verdict: Verdict, said: Outcome, run: JobRun | None) -> None:
         if verdict.counted:
@@ -205,7 +193,7 @@ class Finisher:
         if end.job.body.occurrence is not None and verdict.is_over:
             end.run_end = pack_end(end.job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
-            self._wake()
+            self._worker.wake_finisher()
         self.unsent.append(end)
 
     def _judge(self, job: Job, said: Outcome, run: JobRun | None) -> Verdict:
@@ -243,7 +231,7 @@ class Finisher:
             idempotency_key=idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane),
             exception=said.error,
         )
-        self._failures.report(failure)
+        self._worker.failures.report(failure)
 
     def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
         """Return what the history keeps of an attempt, and of one before it whose worker died."""
@@ -259,7 +247,7 @@ class Finisher:
             0 if took_ms is None else now_ms - took_ms,
             now_ms,
             body.target,
-            self._worker,
+            self._name,
             verdict.reason,
             code_of(said) if exit_code is None else exit_code,
             now_ms + verdict.wait_ms if verdict.end == "retry" else None,
@@ -277,7 +265,7 @@ class Finisher:
         trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
         details = RunDetails(output=output, log=log, traceback=trace)
         runs.append(Run(record, details if output is not None or log or trace else None))
-        return tuple(one for one in runs if self._history.keeps(one.record))
+        return tuple(one for one in runs if self._worker.options.history.keeps(one.record))
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()
@@ -286,7 +274,7 @@ class Finisher:
             run.value if verdict.end == "done" else None,
             verdict.reason,
             attempt=run.job.body.attempt,
-            worker=self._worker,
+            worker=self._name,
             target=run.job.body.target,
             due_ms=run.job.original_due_ms,
             started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),

@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from .. import __version__
 from ..model.clock import steady_s
@@ -17,16 +17,16 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import InvalidInput, StoreError
 from ..model.flow import Limit
 from ..model.job import Job
-from ..model.lane import LanePolicies, LanePolicy, Pauses
-from ..model.retry import Policies, RetryPolicy
+from ..model.lane import LanePolicy, Pauses
+from ..model.retry import RetryPolicy
 from ..model.run import HistoryRules
+from ..model.text import describe
 from ..model.workers import MOST_TARGETS, WorkerInfo
 from ..roles import Failures, Loop
 from ..store import job_queue
 from ..store.lanes import read_pauses
 from ..store.redis.servers import Subscription
 from ..store.store import Store
-from .context import Memory
 from .executor import Executor, JobRun
 from .finisher import Finisher
 from .handler import Registry
@@ -208,23 +208,10 @@ MOST_TURNS: Final = 2
 class Taker:
     """Takes jobs, round after round, while there are jobs and room."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        ready: Ready,
-        executor: Executor,
-        unsent: Callable[[], int],
-        slots: ConcurrencyLeases,
-        died: job_queue.Died,
-    ) -> None:
-        self._store = store
-        self._slots = slots
-        self._worker = worker
-        self.ready = ready
-        self._executor = executor
-        self._unsent = unsent
-        self._died = died
+    def __init__(self, worker: "Worker") -> None:
+        self._worker, self._store = worker, worker.store
+        self._executor, self._slots = worker.executor, worker.slots
+        self.ready = Ready(worker.options.queues, len(worker.store.keys), strict=worker.options.strict)
         self._polled_at = 0.0
         self._pauses = Pauses()
         self._took = False
@@ -236,7 +223,7 @@ class Taker:
     @property
     def room(self) -> int:
         # While ends cannot be reported to the server, start no more jobs: they would pile up here.
-        return self._executor.room if self._unsent() < MOST_UNSENT else 0
+        return self._executor.room if len(self._worker.finisher.unsent) < MOST_UNSENT else 0
 
     @property
     def worthwhile(self) -> bool:
@@ -275,7 +262,7 @@ class Taker:
 
     async def _take(self, asks: job_queue.Asks) -> None:
         asked = steady_s()
-        jobs = await job_queue.take(self._store, self._worker, asks, self._died)
+        jobs = await job_queue.take(self._store, self._worker.options.name, asks, self._worker.finisher.died)
         self._executor.add(interleaved(jobs), asked)
         self._took = self._took or bool(jobs)
         self.ready.came(asks, ((job.partition, job.queue) for job in jobs))
@@ -319,49 +306,22 @@ class Worker:
     """The roles of a worker over one set of running jobs. Made and used within a running event loop."""
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
-        self.options = options
-        self._store = store
+        self.store, self.registry, self.options = store, registry, options
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
-        self.finisher = Finisher(
-            store,
-            options.name,
-            _policies(options),
-            self.failures,
-            self._something_ended,
-            _lanes(options),
-            options.history,
-        )
-        self.executor = Executor(
-            registry,
-            store.keys.namespace,
-            store.clock,
-            concurrency=options.concurrency,
-            lease_s=options.lease_s,
-            memory=Memory(store),
-            ended=self._ended,
-            refused=self.finisher.refuse,
-            returned=self.finisher.put_back,
-            freed=self._freed,
-        )
-        ready = Ready(options.queues, len(store.keys), strict=options.strict)
-        self.slots = slots = ConcurrencyLeases(
-            store, options.name, options.slots, options.lease_s, lambda: self.executor.queues
-        )
-        name, died = options.name, self.finisher.died
-        self.taker = Taker(store, name, ready, self.executor, lambda: len(self.finisher.unsent), slots, died)
-        self.heartbeat = Heartbeat(store, self.executor, options.lease_s)
-        self.reclaimer = Reclaimer(
-            store, name, list(options.queues), self.executor, lambda: self.taker.room, slots, died, options.lease_s
-        )
-        self._registry = registry
+        self.finisher = Finisher(self)
+        self.executor = Executor(self)
+        self.slots = ConcurrencyLeases(self)
+        self.taker = Taker(self)
+        self.heartbeat = Heartbeat(self)
+        self.reclaimer = Reclaimer(self)
+        self.presence = Presence(self)
         self._started_ms = store.clock.now_ms()
-        self.presence = Presence(store, name, options.lease_s, self._describe)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.finisher.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heartbeat.beat, max_backoff_s=options.lease_s / 4)
         self._reclaim = Loop("worker: reclaim", self.reclaimer.step)
         self._watch = Loop("worker: watch", self.executor.watch)
-        self._keep = Loop("worker: slots", slots.keep, max_backoff_s=options.lease_s / 4)
+        self._keep = Loop("worker: slots", self.slots.keep, max_backoff_s=options.lease_s / 4)
         self._present = Loop("worker: presence", self.presence.step, max_backoff_s=options.lease_s / 4)
         self._loops = (
             self._take, self._end, self._beat, self._reclaim, self._watch, self._keep, self._present,
@@ -385,9 +345,9 @@ class Worker:
         roles_well = self.crashed is None and not any(loop.failures for loop in self._loops)
         return roles_well and self.finisher.broken is None
 
-    def _describe(self) -> WorkerInfo:
+    def describe(self) -> WorkerInfo:
         options = self.options
-        targets = sorted(work.target for work in self._registry if work.queue in options.queues)
+        targets = sorted(work.target for work in self.registry if work.queue in options.queues)
         return WorkerInfo(
             id=options.name,
             host=socket.gethostname(),
@@ -407,8 +367,8 @@ class Worker:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        channels = {keys.work: keys.number for keys in self._store.keys.partitions}
-        self._subscription = await self._store.servers.all()[0].subscribe(
+        channels = {keys.work: keys.number for keys in self.store.keys.partitions}
+        self._subscription = await self.store.servers.all()[0].subscribe(
             list(channels),
             on_message=lambda channel, message: self.heard(channels[channel], message),
             on_connect=self._reconnected,
@@ -433,9 +393,10 @@ class Worker:
         for loop in (self._watch, self._beat, self._keep, self._present):
             await loop.stop()
         await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like another worker's
-        await self._last_word()
-        await self._release()
-        await self._leave()
+        await self._in_time(self._report_rest(), "ended jobs could not be reported; they run again")
+        await self._hand_back()
+        await self._in_time(self.slots.release(), "slots could not be given back; they are free when the lease expires")
+        await self._in_time(self.presence.leave(), "could not sign off; listed until the lease expires")
         await self.failures.aclose()
         if self._subscription is not None:
             await self._subscription.close()
@@ -451,36 +412,21 @@ class Worker:
             return False
         return True
 
-    async def _last_word(self) -> None:
-        """Report the remaining ends to the server; jobs that cannot be reported run again."""
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                while self.finisher.unsent:
-                    await self.finisher.step()
-        except (StoreError, TimeoutError) as error:
-            log.warning("%d ended jobs could not be reported (%s); they run again", len(self.finisher.unsent), error)
-        await self._hand_back()
-
-    async def _release(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                await self.slots.release()
-        except (StoreError, TimeoutError) as error:
-            log.warning("slots could not be given back (%s); they are free when the lease expires", error)
-
-    async def _leave(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                await self.presence.leave()
-        except (StoreError, TimeoutError) as error:
-            log.warning("the worker could not sign off (%s); it is listed until its lease expires", error)
+    async def _report_rest(self) -> None:
+        while self.finisher.unsent:
+            await self.finisher.step()
 
     async def _hand_back(self) -> None:
+        failed = "jobs could not be given back; other workers get them when the lease expires"
+        await self._in_time(self.finisher.give_back(), failed)
+
+    async def _in_time(self, call: Coroutine[Any, Any, None], failed: str) -> None:
+        """Make one of the last calls to a server that may be unavailable."""
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                await self.finisher.give_back()
+                await call
         except (StoreError, TimeoutError) as error:
-            log.warning("jobs could not be given back (%s); other workers get them when the lease expires", error)
+            log.warning("%s (%s)", failed, describe(error))
 
     # -- signals between the roles -----------------------------------------------------------------------
 
@@ -506,29 +452,21 @@ class Worker:
         self.taker.ready.add_all()
         self._take.wake()
 
-    def _something_ended(self) -> None:
+    def wake_finisher(self) -> None:
         self._end.wake()
 
-    def _ended(self, run: JobRun) -> None:
+    def ended(self, run: JobRun) -> None:
         self.finisher.add(run)
-        self._freed(run)
+        self.freed(run)
         if not self.executor.runs:
             self._idle.set()
 
-    def _freed(self, run: JobRun) -> None:
+    def freed(self, run: JobRun) -> None:
         """Look for jobs: a place, and a slot of this run's queue, may be free."""
         if self.taker.waits_for_room and self.taker.worthwhile:
             self._take.wake()
         if run.job.queue in self.slots.kept:
             self._reclaim.wake()
-
-
-def _policies(options: WorkerOptions) -> Policies:
-    return Policies(options.retry, by_queue=options.queue_retries)
-
-
-def _lanes(options: WorkerOptions) -> LanePolicies:
-    return LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
 
 
 @contextlib.asynccontextmanager
