@@ -61,21 +61,9 @@ class JobRun:
     """One run of a job: started once, ended once. What its handler does afterwards is ignored."""
 
     __slots__ = (
-        "begin_by",
-        "context",
-        "deadline",
-        "job",
-        "outcome",
-        "output",
-        "over",
-        "started",
-        "stopped",
-        "taken",
-        "task",
-        "timeout_s",
-        "value",
-        "work",
-    )
+        "begin_by", "context", "deadline", "job", "outcome", "output", "over", "started", "stopped", "taken", "task",
+        "timeout_s", "value", "work",
+    )  # fmt: skip
 
     def __init__(
         self, job: Job, work: Work, namespace: str, taken: float, memory: Memory | None = None, *, begin_by: float = inf

@@ -68,18 +68,16 @@ class RunMeters:
         for counts in self.counts.values():
             counts.update(dict.fromkeys(kinds, 0))
 
-    def ended(self, run: JobRun, fate: RunFate) -> None:
-        kind = _kind_of(run.job)
+    def ended(self, job: Job, fate: RunFate, run: JobRun | None = None) -> None:
+        # An unreadable entry has no target, and came from a queue.
+        kind = job.body.target.partition(":")[0] or "queue"
         self.counts[fate][kind] += 1
-        if run.started:
+        if run is not None and run.started:
             took_s = time.monotonic() - run.started
-            since_due_s = (self._clock.now_ms() - run.job.due_ms) / 1000
+            since_due_s = (self._clock.now_ms() - job.due_ms) / 1000
             self.lateness[kind].observe(max(0.0, since_due_s - took_s))
             if fate == "done":
                 self.took[kind].observe(took_s)
-
-    def ended_unbegun(self, job: Job, fate: RunFate) -> None:
-        self.counts[fate][_kind_of(job)] += 1
 
 
 def fate_of(verdict: Verdict) -> RunFate:
@@ -103,11 +101,6 @@ def outcome_of(verdict: Verdict, traceback: str) -> Outcome | JobCancelled:
             return Retry(verdict.reason, verdict.wait_ms, untried=not verdict.counted)
         case _:
             return Dead(verdict.reason, traceback=traceback)
-
-
-def _kind_of(job: Job) -> str:
-    """Return the kind of a job; an unreadable entry has no target, and came from a queue."""
-    return job.body.target.partition(":")[0] or "queue"
 
 
 IDLE_S: Final = 60.0
@@ -142,14 +135,14 @@ class Finisher:
         said = Retry(f"the run could not be ended: {describe(error)}")
         now_ms = self._store.clock.now_ms()
         verdict = judge(said, job.body, job.original_due_ms, now_ms, RetryPolicy(), None, now_ms)
-        self.meters.ended_unbegun(job, fate_of(verdict))
+        self.meters.ended(job, fate_of(verdict))
         self._worker.wake_finisher()
         self.unsent.append(End(job, outcome_of(verdict, trace_of(error))))
 
     def _add(self, run: JobRun) -> None:
         """Turn a run into an end. A run whose job another worker has by now is only counted as lost."""
         if run.stopped == "lost":
-            self.meters.ended(run, "lost")
+            self.meters.ended(run.job, "lost", run)
             return
         if run.stopped == "stale":
             log.warning("%s: not started, because its lease expired while it waited; giving it back", run.job.id,
@@ -159,26 +152,14 @@ class Finisher:
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":
-            self._finish(run, STOPPED)
+            self._end(run.job, run.outcome, STOPPED, run)
         else:
-            self._finish(run, self._judge(run.job, run.outcome, run))
-
-    def _finish(self, run: JobRun, verdict: Verdict) -> None:
-        self.meters.ended(run, fate_of(verdict))
-        error = None if isinstance(run.outcome, Done) else run.outcome.error
-        end = End(run.job, outcome_of(verdict, trace_of(error)))
-        if run.work.result_ttl_ms and verdict.is_over:
-            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
-        self._put(end, verdict, run.outcome, run)
+            self._end(run.job, run.outcome, self._judge(run.job, run.outcome, run), run)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """Record the outcome of a job that was never started."""
         try:
-            verdict = self._judge(job, outcome, None)
-            if verdict.counted:
-                self.meters.ended_unbegun(job, fate_of(verdict))
-            error = None if isinstance(outcome, Done) else outcome.error
-            self._put(End(job, outcome_of(verdict, trace_of(error))), verdict, outcome, None)
+            self._end(job, outcome, self._judge(job, outcome, None), None)
         except Exception as error:  # noqa: BLE001  # as above
             self._break_down(job, error)
 
@@ -187,11 +168,17 @@ class Finisher:
         self.given_back += [run.job for run in runs]
         self._worker.wake_finisher()
 
-    def _put(self, end: End, verdict: Verdict, said: Outcome, run: JobRun | None) -> None:
+    def _end(self, job: Job, said: Outcome, verdict: Verdict, run: JobRun | None) -> None:
+        """Queue the end of a job to be written; `run` is None if it was never started."""
+        if run is not None or verdict.counted:
+            self.meters.ended(job, fate_of(verdict), run)
+        end = End(job, outcome_of(verdict, trace_of(None if isinstance(said, Done) else said.error)))
+        if run is not None and run.work.result_ttl_ms and verdict.is_over:
+            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
         if verdict.counted:
-            end.runs = self._runs(end.job, verdict, said, run)
-        if end.job.body.occurrence is not None and verdict.is_over:
-            end.run_end = pack_end(end.job, _ending(verdict), self._store.clock.now_ms())
+            end.runs = self._runs(job, verdict, said, run)
+        if job.body.occurrence is not None and verdict.is_over:
+            end.run_end = pack_end(job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
             self._worker.wake_finisher()
         self.unsent.append(end)
@@ -213,7 +200,7 @@ class Finisher:
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""
         verdict = buried(outcome.reason)
-        self.meters.ended_unbegun(job, fate_of(verdict))
+        self.meters.ended(job, fate_of(verdict))
         self._report(job, outcome, verdict, self._store.clock.now_ms())
 
     def _report(self, job: Job, said: Retry | Dead, verdict: Verdict, now_ms: int) -> None:
@@ -288,17 +275,24 @@ class Finisher:
     async def step(self) -> float:
         """Write ended jobs. Those that cannot be written are kept for the next step."""
         await self.give_back()
-        if not self.unsent:
-            return IDLE_S
         ends, self.unsent = self.unsent, []
+        failure = await self._write(ends) if ends else None
+        if failure is not None:
+            raise failure
+        return 0.0 if self.unsent else IDLE_S
+
+    async def _write(self, ends: list[End]) -> StoreError | None:
+        """Write these ends; those that the server did not take wait again. Return why it did not take them."""
         try:
             answers = await job_queue.finish(self._store, ends)
         except (StoreError, asyncio.CancelledError):
             self.unsent = ends + self.unsent
             raise
         except Exception as error:  # noqa: BLE001  # one of them cannot be written
-            await self._finish_apart(ends, error)
-            return 0.0
+            if len(ends) == 1:
+                self._break_down(ends[0].job, error)
+                return None
+            return await self._write_apart(ends)
         failure: StoreError | None = None
         left: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
@@ -309,27 +303,19 @@ class Finisher:
                 log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id,
                          extra={"task": end.job.id})  # fmt: skip
         self.unsent = left + self.unsent
-        if failure is not None:
-            raise failure
-        return 0.0 if self.unsent else IDLE_S
+        return failure
 
-    async def _finish_apart(self, ends: list[End], error: Exception) -> None:
+    async def _write_apart(self, ends: list[End]) -> StoreError | None:
         """Write ends one by one after one of them could not be written, so that it holds up no other."""
-        if len(ends) == 1:
-            self._break_down(ends[0].job, error)
-            return
+        failure: StoreError | None = None
         while ends:
             end = ends.pop(0)
             try:
-                [answer] = await job_queue.finish(self._store, [end])
+                failure = await self._write([end]) or failure
             except (StoreError, asyncio.CancelledError):
-                self.unsent = [end, *ends, *self.unsent]
+                self.unsent += ends
                 raise
-            except Exception as own:  # noqa: BLE001  # this one
-                self._break_down(end.job, own)
-            else:
-                if isinstance(answer, StoreError):
-                    self.unsent.append(end)
+        return failure
 
     async def give_back(self) -> None:
         """Return unstarted jobs to their queues, so that other workers can have them at once."""
