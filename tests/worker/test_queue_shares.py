@@ -7,7 +7,7 @@ import pytest
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.queue_rules import parse_queues
-from mainspring.worker.worker import Ready
+from mainspring.worker.worker import ReadyQueues
 
 
 def test_queues_are_read_with_their_weights_in_order() -> None:
@@ -32,7 +32,7 @@ def test_a_wrong_list_of_queues_is_one_clear_error(text: str, said: str) -> None
         parse_queues(text)
 
 
-def turn(ready: Ready, room: int, left: dict[tuple[int, str], int]) -> Counter[str]:
+def turn(ready: ReadyQueues, room: int, left: dict[tuple[int, str], int]) -> Counter[str]:
     """Ask once for so many jobs, and take what is there; what each queue got."""
     asks = ready.asks(ready.split(room, ready.queues))
     assert sum(sum(shares.values()) for shares in asks.values()) <= room
@@ -50,7 +50,7 @@ def turn(ready: Ready, room: int, left: dict[tuple[int, str], int]) -> Counter[s
     return got
 
 
-def served(ready: Ready, rounds: int, left: dict[tuple[int, str], int], room: int | None = None) -> Counter[str]:
+def served(ready: ReadyQueues, rounds: int, left: dict[tuple[int, str], int], room: int | None = None) -> Counter[str]:
     """What each queue got in so many rounds, of which every hundredth begins with a poll."""
     got: Counter[str] = Counter()
     dice = random.Random(1)
@@ -63,7 +63,7 @@ def served(ready: Ready, rounds: int, left: dict[tuple[int, str], int], room: in
 
 @pytest.mark.parametrize("room", [None, 1, 7, 64])
 def test_full_queues_share_by_weight_also_one_job_at_a_time(room: int | None) -> None:
-    ready = Ready({"mail": 3, "reports": 1}, 1)
+    ready = ReadyQueues({"mail": 3, "reports": 1}, 1)
     got = served(ready, 2000, {(0, "mail"): 10**6, (0, "reports"): 10**6}, room)
     assert got["mail"] / got["reports"] == pytest.approx(3, rel=0.02)
 
@@ -71,7 +71,7 @@ def test_full_queues_share_by_weight_also_one_job_at_a_time(room: int | None) ->
 @pytest.mark.parametrize("room", [1, 2, 8, 64])
 def test_weights_hold_however_the_tasks_lie_in_partitions(room: int) -> None:
     left = {(5, "high"): 10**6} | {(partition, "low"): 10**6 for partition in range(32)}
-    got = served(Ready({"high": 3, "low": 1}, 32), 2000, left, room)
+    got = served(ReadyQueues({"high": 3, "low": 1}, 32), 2000, left, room)
     assert got["high"] / got["low"] == pytest.approx(3, rel=0.05)
 
 
@@ -79,19 +79,19 @@ def test_weights_hold_however_the_tasks_lie_in_partitions(room: int) -> None:
 @pytest.mark.parametrize("first_empty", ["high", "low"])
 def test_a_queue_that_runs_empty_leaves_all_room_to_the_other(room: int, first_empty: str) -> None:
     left = {(5, "high"): 10**6, (5, "low"): 10**6} | {(5, first_empty): 50}
-    got = served(Ready({"high": 3, "low": 1}, 8), 1000, left, room)
+    got = served(ReadyQueues({"high": 3, "low": 1}, 8), 1000, left, room)
     assert got[first_empty] == 50
     assert got.total() > 0.6 * 1000 * room
 
 
 def test_what_one_queue_does_not_use_goes_to_the_others() -> None:
-    got = served(Ready({"mail": 3, "reports": 1}, 1), 100, {(0, "reports"): 10**6}, 64)
+    got = served(ReadyQueues({"mail": 3, "reports": 1}, 1), 100, {(0, "reports"): 10**6}, 64)
     assert got["reports"] > 6000
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_message_that_names_a_queue_makes_no_other_one_worth_asking(named: bool) -> None:
-    ready = Ready({"high": 3, "low": 1}, 8)
+    ready = ReadyQueues({"high": 3, "low": 1}, 8)
     ready.add_all()
     left = {(5, "high"): 10**6}
     for _ in range(100):
@@ -99,13 +99,13 @@ def test_a_message_that_names_a_queue_makes_no_other_one_worth_asking(named: boo
     assert ready.queues == ["high"]
     ready.add(5, ["high", "another worker's"] if named else ())
     assert ready.queues == (["high"] if named else ["high", "low"])
-    ready = Ready({"high": 3, "low": 1}, 8)
+    ready = ReadyQueues({"high": 3, "low": 1}, 8)
     ready.add(5, ["another worker's"] if named else ())
     assert ready.queues == ([] if named else ["high", "low"])
 
 
 def test_a_queue_that_a_message_names_is_no_longer_taken_for_empty() -> None:
-    ready = Ready({"high": 3, "low": 1}, 8)
+    ready = ReadyQueues({"high": 3, "low": 1}, 8)
     ready.add_all()
     left = {(5, "high"): 10**6}
     for _ in range(100):
@@ -117,7 +117,7 @@ def test_a_queue_that_a_message_names_is_no_longer_taken_for_empty() -> None:
 
 
 def test_strict_queues_are_served_in_order() -> None:
-    ready = Ready({"now": 1, "soon": 9, "late": 1}, 1, strict=True)
+    ready = ReadyQueues({"now": 1, "soon": 9, "late": 1}, 1, strict=True)
     assert ready.split(10, ["now", "soon", "late"]) == {}
     ready.add_all()
     assert ready.split(10, ["late", "soon", "now"]) == {"now": 10}
@@ -125,7 +125,7 @@ def test_strict_queues_are_served_in_order() -> None:
 
 
 def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> None:
-    ready = Ready({"mail": 1}, 8)
+    ready = ReadyQueues({"mail": 1}, 8)
     assert ready.queues == []
     ready.add(3)
     ready.add(5)
@@ -137,7 +137,7 @@ def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> 
 
 @pytest.mark.parametrize("queues", [(), ("mail",)])
 def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten(queues: tuple[str, ...]) -> None:
-    ready = Ready({"mail": 1}, 8)
+    ready = ReadyQueues({"mail": 1}, 8)
     ready.add(3)
     asks = ready.asks({"mail": 10})
     ready.add(3, queues)
@@ -148,7 +148,7 @@ def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten(queues: t
 
 
 def test_all_partitions_get_their_turn() -> None:
-    ready = Ready({"mail": 1}, 8)
+    ready = ReadyQueues({"mail": 1}, 8)
     ready.add_all()
     seen: set[int] = set()
     for _ in range(20):

@@ -45,7 +45,7 @@ AT_ONCE: Final = 4
 """Partitions asked in one round under load: a few large bites cost the server less than many small ones."""
 
 
-class Ready:
+class ReadyQueues:
     """The partitions worth asking for jobs of each queue, and how queues share the room: by weight.
 
     Room that a queue does not use goes to the others.
@@ -211,7 +211,7 @@ class Taker:
     def __init__(self, worker: "Worker") -> None:
         self._worker, self._store = worker, worker.store
         self._executor, self._slots = worker.executor, worker.slots
-        self.ready = Ready(worker.options.queues, len(worker.store.keys), strict=worker.options.strict)
+        self.ready = ReadyQueues(worker.options.queues, len(worker.store.keys), strict=worker.options.strict)
         self._polled_at = 0.0
         self._pauses = Pauses()
         self._took = False
