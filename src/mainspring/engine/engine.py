@@ -261,39 +261,3 @@ class Engine:
         """How long the earliest waiting task is overdue."""
         soonest = min((one.soonest_ms for one in self.owned.values()), default=inf)
         return max(0, self.store.clock.now_ms() - int(soonest)) if soonest < inf else 0
-
-    # -- by hand --------------------------------------------------------------------------------------
-
-    async def turn(self) -> int:
-        """Run every role once at the current time, for tests; return the deliveries settled so far."""
-        await self.pauses.step()
-        await self.keeper.step()
-        self.lookahead.reconnected()
-        while await self.lookahead.step() == 0.0:
-            pass
-        self.dispatcher.acks.woken(self.owned)
-        while await self.planner.step() == 0.0:
-            pass
-        while True:
-            before = self._progress()
-            if self.keeper.is_due or not all(one.holds_lease for one in self.owned.values()):
-                await self.keeper.step()  # a long turn outlasts leases, and nothing begins without one
-            await self.permits.step()
-            await self.dispatcher.step()
-            await self.dispatcher.drain()
-            while await self.lookahead.step() == 0.0:
-                pass
-            while await self.planner.step() == 0.0:
-                pass
-            woken = any(one.has_ready for one in self.owned.values())
-            if self._progress() == before and not woken:
-                break
-        await self.planner.flush()
-        while await self.sweeper.drop_finished():
-            pass
-        return self.deliveries.delivered
-
-    def _progress(self) -> tuple[int, ...]:
-        """Return counters that change with every turn in which something happened."""
-        supplied = self.permits.supplied
-        return self.deliveries.delivered, self.dispatcher.moved, self.planner.decisions, supplied, self.lookahead.held
