@@ -121,7 +121,6 @@ class Engine:
             self.flow_control,
             self.pauses,
             missing_sinks,
-            node=options.node,
             commands=options.command_queues,
         )
         self.permits = Permits(store, self.flow_control, self, node=options.node, lease_s=options.lease_s)
@@ -157,13 +156,9 @@ class Engine:
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
-        await self.loops.read.stop()
-        await self.loops.fire.stop()
-        await self.loops.plan.stop()
-        await self.loops.sweep.stop()
-        await self.loops.pause.stop()
-        await self.loops.permit.stop()
-        await self.loops.notify.stop()
+        for loop in self.loops:
+            if loop is not self.loops.keep:
+                await loop.stop()
         clean = True
         self.keeper.close()
         self.loops.keep.wake()
