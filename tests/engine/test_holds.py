@@ -23,7 +23,7 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.ticker import Ticker
+from mainspring.testing.ticker import Ticker, turn
 from tests.support.flows import open_flow
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -257,12 +257,12 @@ async def test_a_failed_head_that_was_moved_while_its_owner_was_suspended_does_n
     head, *_ = await put_lane(ticker, 3)
     ticker.clock.advance(seconds=2)
     for _ in range(3):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0]
     await ticker.client.reschedule(head, after="1m")
     ticker.clock.advance(seconds=61)
     for _ in range(6):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0, 0, 1, 2]
 
 

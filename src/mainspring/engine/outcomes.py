@@ -15,6 +15,7 @@ from ..model.delivery import (
     UNREADABLE,
     Body,
     Dead,
+    Done,
     Failure,
     Fate,
     Outcome,
@@ -24,11 +25,13 @@ from ..model.delivery import (
     was_sent,
 )
 from ..model.ids import idh_of, occurrence_id
+from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
+    DELIVERED,
     LOST,
     PASSED_ENDS,
     HistoryRules,
@@ -47,6 +50,7 @@ from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
+from ..store.records import KeptResult
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
@@ -221,6 +225,28 @@ class Outcomes:
         return Settled(runs=(Run(record),)) if self._history.keeps(record) else None
 
     # -- verdicts ---------------------------------------------------------------------------------------
+
+    def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
+        """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
+        runs, answer = self.runs(flight, DELIVERED, said, began_ms), self._answer(flight, said)
+        return Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+
+    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
+        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
+        if not outcome.keep_ms or outcome.response is None:
+            return None
+        now_ms = self._clock.now_ms()
+        result = Result(
+            "done",
+            attempt=flight.attempt,
+            worker=self._node,
+            target=flight.target,
+            due_ms=flight.original_due_ms,
+            started_ms=now_ms - outcome.response.duration_ms,
+            ended_ms=now_ms,
+            response=outcome.response,
+        )
+        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
 
     def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
