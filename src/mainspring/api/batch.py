@@ -16,7 +16,6 @@ from ..model.targets.names import check_target
 from ..model.targets.url import AllowList
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import timeout_ms
-from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
 from ..store.records import MARK_BYTES, NO_MARK, BatchMarks, Claim
 from ..store.tasks.put_ids import ids_of_runs
@@ -33,7 +32,7 @@ from .asgi import (
     problem_of,
 )
 from .auth import check_lane, client_of
-from .routes import Call, Route
+from .routes import Call, Route, check_put_target
 from .tasks import NO_PAYLOAD, NewTask, checked_key, in_doubt, is_simple, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
@@ -239,7 +238,7 @@ class Lines:
         if new.timeout is not None and self._check_timeout is not None:
             self._check_timeout(task.target, timeout_ms(new.timeout))
         if not self._knows(task.target):
-            check_literal_target(task.target, self._reach)
+            check_put_target(task.target, self._reach)
             raise Problem("forbidden", f"this key may not use the target {task.target[:200]!r}")
         check_lane(self._key, task.lane)
         return task
@@ -250,7 +249,7 @@ class Lines:
             return True
         try:
             check_target(target)
-            check_literal_target(target, self._reach)
+            check_put_target(target, self._reach)
         except InvalidInput:
             return False  # reported together with its line
         if not self._key.sees(target):

@@ -20,6 +20,7 @@ from .delivery import Response
 from .errors import InvalidInput
 from .explain import moment
 from .ids import check_name, idh_of
+from .limits import HORIZON_MS
 from .run import FAILED_ENDS, RunRecord
 from .targets.names import receiver_of, shown_target
 from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
@@ -620,15 +621,15 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return {**when, "timezone": self.zone, "grace": f"{self.grace_ms}ms"}
 
     def deadline_ms(self, last_ms: int) -> int:
-        """Return until when the beat after the one at `last_ms` must come."""
+        """Return until when the beat after the one at `last_ms` must come; ten years later at most, as for any task."""
         if not self.cron:
-            return last_ms + self.every_ms + self.grace_ms
+            return last_ms + min(self.every_ms + self.grace_ms, HORIZON_MS)
         from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
 
         next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms)
         if next_ms is None:
             raise InvalidInput(f"cron {self.cron!r} never comes")
-        return next_ms + self.grace_ms
+        return min(next_ms + self.grace_ms, last_ms + HORIZON_MS)
 
 
 class Beats(Mapping[str, Expected]):
@@ -697,6 +698,9 @@ class BeatState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     episodes: dict[str, Episode] = {}
 
 
+_RECHECK_MS: Final = 60_000
+
+
 def after_report(
     name: str, state: BeatState | None, report: BeatReport, default: Expected | None, channels: Channels, now_ms: int
 ) -> tuple[BeatState, list[Decided]]:
@@ -723,7 +727,8 @@ def after_report(
         after = msgspec.structs.replace(after, last_ms=report.came_ms, deadline_ms=deadline_ms)
     elif report.deadline_ms is not None and report.deadline_ms == before.deadline_ms:
         tell(report.deadline_ms, bad=True)
-        after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
+        # Not more often than once a minute: a beat that does not come is checked for ever.
+        after = msgspec.structs.replace(after, deadline_ms=max(expected.deadline_ms(now_ms), now_ms + _RECHECK_MS))
     elif expected != before.expected or not before.deadline_ms:
         after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
     return msgspec.structs.replace(after, episodes=episodes.known), decided
