@@ -173,7 +173,7 @@ class RunOperations:
         run = await self.run(page.runs[0].id) if page.runs else None
         if run is None or run.details is None:
             return RunLog("", after, True)
-        shown = "" if cursor is None else (await history.read_log(self.store, reference, "0"))[0]
+        shown = "" if cursor is None else await history.end_of_log(self.store, reference)
         return RunLog(_rest(run.details, shown), after, True)
 
 
