@@ -10,6 +10,7 @@ that began it, so a decision that is repeated after a crash makes notices with t
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from ipaddress import ip_address
 from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
@@ -299,6 +300,10 @@ def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
     return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
+MOST_EPISODES: Final = 5_000
+"""Open episodes of a partition; beyond it those that failed longest ago are forgotten, a tenth at a time."""
+
+
 class Episodes:
     """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
 
@@ -329,9 +334,17 @@ class Episodes:
                 del self.known[key]
             else:
                 self.known[key] = after
+                if len(self.known) > MOST_EPISODES:
+                    self._forget_oldest()
         if notice is not None:
             run_id = signal.place if signal.bad and signal.record is not None else None
             yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
+
+    def _forget_oldest(self) -> None:
+        """Make room: receivers that fail once and are never called again would stay for ever."""
+        for key in nsmallest(MOST_EPISODES // 10, self.known, key=lambda one: self.known[one].last_ms):
+            del self.known[key]
+            self.changed[key] = None
 
 
 _MAX_SUBJECT_BYTES: Final = 128
