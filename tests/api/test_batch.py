@@ -492,7 +492,7 @@ async def test_one_client_cannot_take_all_places_for_batches(server: Server) -> 
         head = (
             "POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-length: 9\r\n\r\n"
         )
-        reading = api.face.app.batches.reading
+        reading = api.face.app.batches.taken
         host, _, port = api.url.removeprefix("http://").rpartition(":")
         slow = [await asyncio.open_connection(host, int(port)) for _ in range(batch.AT_ONCE_OF_ONE)]
         for _, writer in slow:
