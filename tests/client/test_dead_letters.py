@@ -483,7 +483,7 @@ async def test_filters_choose_what_is_replayed_and_the_first_to_die_goes_first(d
     assert await ids(dying.client) == ["t4", "t2", "t0"]
 
 
-async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
+async def test_tasks_that_die_again_meanwhile_are_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
     await dying.client.put_many(Task("log:", n, after="1s") for n in range(300))
     await dying.advance(seconds=1)
     clock.advance(seconds=1)

@@ -78,7 +78,7 @@ def test_weights_hold_however_the_tasks_lie_in_partitions(room: int) -> None:
     assert got["high"] / got["low"] == pytest.approx(3, rel=0.05)
 
 
-def test_what_one_queue_does_not_use_goes_to_the_others() -> None:
+def test_room_that_one_queue_does_not_use_goes_to_the_others() -> None:
     got = served(Shares({"mail": 3, "reports": 1}), 100, {"mail": 0, "reports": 10**6}, 64)
     assert got == {"mail": 0, "reports": 6400}
     got = served(Shares({"mail": 9, "reports": 1}), 100, {"mail": 5, "reports": 10**6}, 64)
