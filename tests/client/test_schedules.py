@@ -325,7 +325,7 @@ async def test_a_pause_may_end_by_itself(ticker: Ticker, client: Client) -> None
     assert (await view_of(client, "drop")).state == "active"
 
 
-async def test_what_fell_into_a_pause_that_ended_by_itself_is_counted_once(ticker: Ticker, client: Client) -> None:
+async def test_runs_in_a_pause_that_ended_by_itself_are_counted_once(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("drop", every="10s", target="log:")
     await client.schedules.add("hold", every="10s", target="log:")
     await client.schedules.pause("drop", until="25s")

@@ -276,7 +276,7 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
     assert "does not count" not in caplog.text, "an end that is told twice looks like another worker's"
 
 
-async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_lease(place: Place) -> None:
+async def test_jobs_received_while_a_worker_stops_do_not_wait_for_its_lease(place: Place) -> None:
     ran: list[int] = []
 
     async def work(ctx: Context) -> None:
@@ -328,7 +328,7 @@ async def test_jobs_that_were_taken_ahead_and_cannot_begin_go_to_a_free_worker(p
     assert sorted(running) == [str(n) for n in range(6)]
 
 
-async def test_what_does_not_end_in_time_is_given_back_and_is_no_failed_attempt(place: Place) -> None:
+async def test_a_job_that_does_not_end_in_time_is_given_back_without_a_failed_attempt(place: Place) -> None:
     attempts: list[tuple[int, tuple[str, ...]]] = []
     go = asyncio.Event()
 

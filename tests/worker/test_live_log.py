@@ -41,7 +41,7 @@ async def followed(place: Place, task_id: str, text: str) -> RunLog:
     return seen
 
 
-async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
+async def test_log_lines_of_a_handler_are_readable_while_it_runs(place: Place) -> None:
     goes_on = asyncio.Event()
 
     async def work() -> None:
@@ -57,7 +57,7 @@ async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
     assert (await place.client.run_log(handle.id, cursor=seen.next)).over
 
 
-async def test_what_a_command_prints_is_seen_while_it_runs_and_to_its_end(place: Place, tmp_path: Path) -> None:
+async def test_the_output_of_a_command_is_readable_while_it_runs_and_at_its_end(place: Place, tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo over"
     await place.worker(CommandWork("slow", read_command({"argv": ["/bin/sh", "-c", text]})))

@@ -100,7 +100,7 @@ async def test_metrics_tell_how_late_runs_began_how_long_they_took_and_how_they_
         assert told["process_cpu_seconds_total", ""] > 0
 
 
-async def test_what_is_documented_of_workers_is_there_and_nothing_else(place: Place) -> None:
+async def test_the_documented_metrics_of_workers_exist_and_no_others(place: Place) -> None:
     async def work() -> None: ...
 
     async with opened(await place.idle_worker([Handler(work, queue="q")])) as port:

@@ -84,7 +84,7 @@ def test_a_queue_that_runs_empty_leaves_all_room_to_the_other(room: int, first_e
     assert got.total() > 0.6 * 1000 * room
 
 
-def test_what_one_queue_does_not_use_goes_to_the_others() -> None:
+def test_room_that_one_queue_does_not_use_goes_to_the_others() -> None:
     got = served(ReadyQueues({"mail": 3, "reports": 1}, 1), 100, {(0, "reports"): 10**6}, 64)
     assert got["reports"] > 6000
 

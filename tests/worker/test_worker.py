@@ -319,7 +319,7 @@ async def test_a_handlers_policy_may_be_a_line(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", ["decide", "write"])
-async def test_what_goes_wrong_while_a_run_is_ended_fails_the_attempt(
+async def test_an_error_while_a_run_is_ended_fails_the_attempt(
     place: Place, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
     async def fail() -> None:
@@ -473,7 +473,7 @@ async def test_the_context_tells_the_task_and_keeps_lines(place: Place) -> None:
         current()
 
 
-async def test_what_a_handler_leaves_in_its_context_the_next_does_not_find(place: Place) -> None:
+async def test_context_variables_of_a_handler_do_not_reach_the_next_job(place: Place) -> None:
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     seen: list[str] = []
 
