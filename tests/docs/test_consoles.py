@@ -37,6 +37,7 @@ NOT_RUN = {
     ("docs/failover.md", "redis-cli"): CLUSTER,
     ("docs/guides/kafka-ticks.md", "tools/kafka/start"): BROKER,
     ("docs/guides/kafka-ticks.md", "kcat"): BROKER,
+    ("docs/history.md", "mainspring run show"): "the id is of one run; tests/api/test_runs.py shows one by its id",
     ("docs/kafka.md", "tools/kafka/start"): BROKER,
     ("docs/kafka.md", "kcat"): BROKER,
     ("docs/operations.md", "mainspring verify --redis-url"): "it needs damaged data; tests/store/verify damages it",
@@ -92,6 +93,7 @@ GIVEN: dict[str, list[str]] = {
         "mainspring serve --node-id pod-2",
         "mainspring task put --target target:orders 7",
     ],
+    "docs/history.md": FAILED,
     "docs/http-api.md": ["mainspring serve"],
     "docs/lanes.md": [
         'printf \'[targets.ledger]\\nurl = "https://shop.example/book"\\nlane_policy = "park"\\n\' > mainspring.toml',
