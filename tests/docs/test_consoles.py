@@ -26,7 +26,6 @@ BROKER = "it needs a Kafka broker; tests/sinks has one"
 CLUSTER = "it needs a cluster under load; tests/store/redis/test_resharding.py has one"
 NOT_RUN = {
     ("README.md", "python3 -m venv"): INDEX,
-    ("README.md", "pip install"): INDEX,
     ("README.md", "make serve"): "it takes port 8000; tests/cli/test_serve.py runs what it runs",
     ("README.md", "make test"): "it runs this test",
     ("docs/benchmarks.md", "make bench"): MEASURES,
