@@ -56,7 +56,7 @@ async def test_a_plain_function_runs_beside_the_loop() -> None:
 
 
 @pytest.mark.parametrize("ending", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-async def test_a_handler_that_raises_is_named_and_goes_on(
+async def test_an_error_handler_that_raises_is_named_and_called_again(
     caplog: pytest.LogCaptureFixture, ending: type[BaseException]
 ) -> None:
     seen: list[str] = []
@@ -90,7 +90,9 @@ async def test_a_plain_function_may_return_something_to_await() -> None:
     assert seen == ["task-7"]
 
 
-async def test_what_a_slow_handler_cannot_take_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_that_a_slow_handler_cannot_take_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     going, seen = asyncio.Event(), []
 
     async def handler(one: Failure) -> None:
@@ -146,7 +148,7 @@ async def test_a_dead_target_does_not_flood_the_log(
     await failures.aclose()
 
 
-async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_dead_tasks_are_errors_logged_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
     for number in range(roles.FIRST_DEAD + 3):
         failures.report(failure(number, dead=True))

@@ -303,7 +303,7 @@ async def test_more_lines_than_travel_together_are_each_stored_once(server: Serv
     server.call("FLUSHALL")
 
 
-async def test_a_server_that_goes_away_in_the_middle_is_told_with_the_line_to_go_on_from(api: Api) -> None:
+async def test_a_server_lost_in_the_middle_is_reported_with_the_line_to_continue_from(api: Api) -> None:
     first = [line(n, id=f"o{n}", payload="x" * 1000) for n in range(1000)]
 
     async def break_after_the_first(*_: Any, **__: Any) -> Any:

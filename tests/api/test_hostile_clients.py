@@ -306,7 +306,7 @@ async def test_requests_without_end_before_the_first_answer_are_refused(api: Api
         assert (await wire.rest()).count(b"HTTP/1.1 200 ") == 101
 
 
-async def test_who_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
+async def test_a_caller_that_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
@@ -428,7 +428,7 @@ async def test_a_connection_that_rests_between_requests_is_kept(api: Api) -> Non
 # -- many ------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_beyond_the_limit_are_told_so(api: Api) -> None:
+async def test_connections_beyond_the_limit_are_refused_with_503(api: Api) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(20):
             wire = await stack.enter_async_context(Wire(api))

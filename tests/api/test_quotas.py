@@ -101,7 +101,7 @@ async def test_a_setting_of_zero_is_no_limit(server: Server) -> None:
     server.call("FLUSHALL")
 
 
-async def test_lines_beyond_the_quota_are_refused_each_and_the_batch_goes_on(server: Server) -> None:
+async def test_lines_beyond_the_quota_are_refused_and_the_batch_continues(server: Server) -> None:
     async with serving_api(config(server, api_pending_bytes=1_000, api_batch_errors=2)) as api:
         api.token = await api.key("submit-only")
         sizes = [398, 398, 398, 398, 398, 98]

@@ -64,7 +64,7 @@ def told(server: Server, *words: str) -> dict[str, object]:
     return answer
 
 
-def test_a_revision_has_who_typed_the_command(
+def test_a_revision_names_the_user_of_the_command(
     server: Server, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ann")
@@ -315,7 +315,7 @@ def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, clien
     assert result.exit_code == 0
 
 
-def test_lint_counts_the_timeouts_and_retries_that_nobody_has_set(server: Server, client: SyncClient) -> None:
+def test_lint_counts_default_timeouts_and_retries(server: Server, client: SyncClient) -> None:
     client.schedules.add("hook", every="30s", target="https://example.com/", retry="2 base=0.2s", overlap="buffer_one")
     assert "may take 2 x 15,000 ms + 200 ms = 30,200 ms" in call(server, "lint", "hook").stdout
     client.schedules.add("plain", every="10s", target="https://example.com/")
@@ -376,7 +376,7 @@ def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: P
     assert (view.definition.zone, view.definition.target) == ("Europe/Rome", "command:backup")
 
 
-def test_files_that_cannot_be_read_or_written_are_told_in_a_line(server: Server, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_written_are_reported_in_one_line(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "crontab"
     file.write_bytes("0 3 * * * /bin/café\n".encode("latin-1"))
     assert f"{file} is not UTF-8" in str(call(server, "import", str(file)).exception)
@@ -451,7 +451,9 @@ async def test_a_watched_file_is_applied_when_it_changes(watched: Watched, caplo
         "every = '1m'\ntarget = 'nowhere:x'",
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_the_schedule_that_has_it(server: Server, tmp_path: Path, table: str) -> None:
+def test_a_mistake_in_a_file_is_reported_with_the_schedule_that_has_it(
+    server: Server, tmp_path: Path, table: str
+) -> None:
     server.call("FLUSHALL")
     file = tmp_path / "many.toml"
     file.write_text(f"{FILE}\n[schedules.report]\n{table}\n", encoding="utf-8")

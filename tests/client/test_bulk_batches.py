@@ -56,7 +56,7 @@ async def test_payloads_that_grow_on_the_way_are_noticed() -> None:
     assert sum(map(len, found)) == len(given)
 
 
-async def test_a_payload_that_cannot_be_stored_is_left_to_those_who_encode_it() -> None:
+async def test_a_payload_of_unknown_size_does_not_end_a_batch() -> None:
     given = tasks([{1, 2}, object(), float("nan")])
     assert [batch async for batch in batches(given)] == [given]
 

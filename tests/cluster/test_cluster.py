@@ -205,7 +205,7 @@ async def test_a_second_live_node_with_a_configured_id_is_refused_and_a_restarte
     await until(lambda: owned(again) == [PARTITIONS])
 
 
-async def test_a_partition_that_nobody_took_for_two_leases_is_taken_by_anyone(site: Site) -> None:
+async def test_any_node_takes_a_partition_that_had_no_owner_for_two_leases(site: Site) -> None:
     store, ghost = await site.store(), Identity("ghost", "n", 60_000)
     node = await site.node(lease_s=SHORT_S)
     await until(lambda: owned(node) == [PARTITIONS])

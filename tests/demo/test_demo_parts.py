@@ -67,7 +67,7 @@ def test_a_tick_is_known_again_by_its_text() -> None:
     assert b'"target":"kafka:100%d"' in lines_of([number], MOST_IDS, "kafka:100%d", named=False)
 
 
-def test_what_others_sent_is_told_apart() -> None:
+def test_messages_of_other_senders_are_distinguished() -> None:
     ours = text_of(AT_MS * 10 + 3, 10)
     others = [
         b"not json",
@@ -166,7 +166,7 @@ def test_the_load_keeps_to_the_rate() -> None:
     assert not load.over
 
 
-def test_the_load_is_over_after_the_last_item_or_when_told() -> None:
+def test_the_load_ends_after_the_last_item_or_on_request() -> None:
     inside = Inside()
     load = TickLoad(DemoPlan(ids=3), inside)
     assert len(load.take(2)) == 2
@@ -271,7 +271,7 @@ async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
     assert len(source.got) == 10
 
 
-async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_generator_without_any_scheduler_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "GIVE_UP_S", 0.2)
     async with listening(Server([])) as gone:
         pass

@@ -38,7 +38,7 @@ async def paused(ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def aside(ticker: Ticker) -> int:
-    return sum(partition.hold_policy.spill_queue.count for partition in ticker.engine.owned.values())
+    return sum(partition.hold_policy.aside for partition in ticker.engine.owned.values())
 
 
 async def test_the_others_leave_before_those_are_moved(paused: Ticker) -> None:
@@ -89,7 +89,7 @@ async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, sto
 
 
 @pytest.mark.parametrize("read_to_the_end", [False, True])
-async def test_those_whose_slice_is_read_anew_meanwhile_step_back_once(
+async def test_tasks_whose_slice_is_read_again_meanwhile_step_back_once(
     paused: Ticker, store: Store, read_to_the_end: bool
 ) -> None:
     """A put that was sent twice makes the owner read the whole slice again."""

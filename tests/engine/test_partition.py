@@ -7,6 +7,7 @@ from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, entry
 from mainspring.store.keys import Keyspace, Slice
 from mainspring.store.owner.fire import MOST_BYTES, Death, NewPlace
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 ROWS = 600
@@ -14,7 +15,7 @@ ROWS = 600
 
 def partition_with(*starts_ms: int) -> Partition:
     """A partition with full slices of a second that begin then."""
-    partition = Partition(KEYS, b"1.a", 1e9)
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     for start_ms in starts_ms:
         live = LiveSlice(KEYS, Slice(1000, start_ms), start_ms / 1000)
         live.load_bitmaps(b"", b"")
@@ -104,7 +105,7 @@ def test_an_outcome_of_a_slice_that_is_read_again_is_dropped_with_the_slice() ->
 
 
 def test_a_lane_goes_on_although_the_outcome_that_freed_it_was_dropped() -> None:
-    partition = Partition(KEYS, b"1.a", 1e9)
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     live.load_bitmaps(b"", b"")
     retry = Body("log:", b"1", lane="l", attempt=2, original_due_ms=0)

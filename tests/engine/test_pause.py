@@ -120,10 +120,10 @@ async def test_a_pause_that_drops_leaves_dead_letters(ticker: Ticker, store: Sto
     await client.cancel(cancelled.id)
     await client.put("kafka:t", "y", after="1s")
     assert values(await ticker.advance(seconds=5)) == ["y"]
-    letters = await list_dead(store)
-    assert {one.reason for one in letters} == {"dropped while paused by ops: maintenance"}
-    assert len(letters) == 4
-    assert {(one.attempts, one.errors) for one in letters} == {(0, ())}
+    dead_letters = await list_dead(store)
+    assert {one.reason for one in dead_letters} == {"dropped while paused by ops: maintenance"}
+    assert len(dead_letters) == 4
+    assert {(one.attempts, one.errors) for one in dead_letters} == {(0, ())}
     assert (await client.explain("x")).text.startswith("It was dropped while paused by ops: maintenance, ")
     books = await balance(store)
     assert (books.dead, books.cancelled, books.done, books.pending) == (4, 1, 1, 0)

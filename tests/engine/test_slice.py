@@ -13,6 +13,7 @@ from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMBSTONE, entry
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice
+from tests.support.flows import open_flow
 
 START_MS = 1_800_000_000_000
 KEYS = Keyspace("ns", 1).partitions[0]
@@ -128,7 +129,7 @@ def test_windows_lose_nothing_and_keep_order(width_ms: int) -> None:
 
 
 def partition_with(live: LiveSlice) -> Partition:
-    partition = Partition(KEYS, b"token", lease_until=float("inf"))
+    partition = Partition(KEYS, b"token", lease_until=float("inf"), flow=open_flow())
     partition.add(live)
     return partition
 
@@ -137,7 +138,7 @@ def begin(partition: Partition, now_ms: int, limit: int = 100) -> BeginCall | No
     return partition.begin(now_ms, limit, commit=True)
 
 
-def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable() -> None:
+def test_a_begin_that_is_undone_after_the_list_is_read_again_keeps_the_task_readable() -> None:
     live = live_slice()
     rows = [row(0, n) for n in range(3)]
     live.absorb(rows)
@@ -184,7 +185,7 @@ def step_back(live: LiveSlice, indexes: list[int], rows: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("read_before", [0, 2, 6])
-def test_rows_that_step_back_while_the_list_is_read_anew_leave_once(read_before: int) -> None:
+def test_rows_that_step_back_while_the_list_is_read_again_leave_once(read_before: int) -> None:
     live = live_slice()
     rows = [row(n, n) for n in range(6)]
     live.absorb(rows)
@@ -280,7 +281,7 @@ DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91
     ],
     ids=["one has what the other lacks", "a payload goes on in the next", "it looks like a body", "too deep"],
 )
-def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> None:
+def test_damaged_bodies_leave_as_such_and_stop_no_other(bodies: list[bytes]) -> None:
     live = live_slice()
     live.absorb([row(0, 1)[:21] + body for body in bodies] + [row(0, 2, payload=b"2")])
     partition = partition_with(live)
@@ -313,7 +314,7 @@ def test_neighbours_that_leave_together_set_exactly_their_own_bits() -> None:
     assert fired_of(live) == set(range(803))
 
 
-def test_neighbours_of_which_some_left_before_are_told_apart() -> None:
+def test_neighbours_of_which_some_left_before_are_distinguished() -> None:
     live = live_slice()
     live.absorb([row(n % 7, n) for n in range(700)])
     first = taken(live, 3)

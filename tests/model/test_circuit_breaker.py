@@ -218,7 +218,7 @@ def test_one_that_a_former_owner_found_failing_is_probed_at_once() -> None:
     assert failing.record(0, 1, 1_010) == "open"
 
 
-def test_one_that_answered_here_lately_goes_on_as_fast_as_it_did() -> None:
+def test_a_receiver_that_answered_here_lately_continues_at_its_former_rate() -> None:
     breaker = Breaker(POLICY)
     for second in range(10):
         breaker.record(640, 0, second * 1_000)

@@ -115,7 +115,7 @@ def test_it_is_never_ahead_of_a_server_that_drifts_by_less_than_200_ppm(
             assert clock.now_ms() * 1000 <= server_us + 1
 
 
-def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+def test_a_manual_clock_stops_until_it_is_moved() -> None:
     clock = ManualClock(1_000)
     assert clock.manual
     clock.sample(99_000_000)

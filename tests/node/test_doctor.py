@@ -97,7 +97,7 @@ def test_an_unreachable_broker_is_reported(server: Server, tmp_path: Path) -> No
     assert "kafka_url" in found["kafka"]["message"]
 
 
-def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path: Path) -> None:
+def test_orphans_and_a_namespace_without_nodes_are_reported(server: Server, tmp_path: Path) -> None:
     with serving(tmp_path) as start:
         node = start("--redis-url", server.url)
         _, found = examined(tmp_path, server.url)
@@ -110,7 +110,7 @@ def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path
     assert "mainspring verify" in found["orphans"]["message"]
 
 
-def test_queues_with_tasks_that_no_worker_serves_are_told_with_the_nearest_name(server: Server, tmp_path: Path) -> None:
+def test_queues_that_no_worker_serves_are_reported_with_the_nearest_name(server: Server, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "from mainspring import Scheduler\nscheduler = Scheduler()\n"
         "@scheduler.handler(queue='mail')\nasync def send() -> None:\n    pass\n"
@@ -167,7 +167,7 @@ def test_packages_that_this_machine_lacks_are_a_warning_with_the_command_that_in
     assert found["kafka"]["message"] == "the library is missing: pip install 'mainspring[kafka]'"
 
 
-def test_what_a_node_elsewhere_lacks_is_told_by_doctor_and_by_explain_before_the_task_is_due(
+def test_doctor_and_explain_name_what_another_node_lacks_before_the_task_is_due(
     server: Server, tmp_path: Path, without_packages: dict[str, str]
 ) -> None:
     options = ("--redis-url", server.url, "--node-id", "bare", "--kafka-url", "kafka://127.0.0.1:1")

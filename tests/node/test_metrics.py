@@ -138,7 +138,7 @@ def test_promtool_finds_nothing_wrong(node: Serve) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
-def test_of_several_processes_one_scrape_tells_all(tmp_path: Path) -> None:
+def test_one_scrape_covers_all_processes(tmp_path: Path) -> None:
     with serving(tmp_path) as start:
         node = start("--processes", "2")
 

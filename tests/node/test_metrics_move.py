@@ -129,7 +129,7 @@ async def test_an_open_breaker_is_counted(api: Api, gate: Gate) -> None:
     await reaches(api, "mainspring_breakers_open", 1)
 
 
-async def test_a_queue_and_who_works_on_it(api: Api) -> None:
+async def test_a_queue_is_shown_with_its_workers(api: Api) -> None:
     await api.client.put(TARGET, 1)
     await reaches(api, "mainspring_queue_ready", 1, queue="mail")
     await reaches(api, "mainspring_queue_oldest_seconds", 0.1, queue="mail")

@@ -87,7 +87,7 @@ def test_the_search_for_runs_ends_in_time_and_says_so() -> None:
     assert runs_ahead(job, NOW_MS, 3, 0) == ([], True)
 
 
-def test_default_retries_are_told_apart_from_chosen_ones() -> None:
+def test_default_retries_are_distinguished_from_chosen_ones() -> None:
     def codes(**fields: Any) -> set[str]:
         found = findings_of(define("job", every="30s", target="https://example.com/", **fields), NOW_MS, CONFIG)
         return {finding.code for finding in found}

@@ -533,7 +533,7 @@ class Timeline(RuleBasedStateMachine):
         replies = self.server.calls(
             [("HKEYS", names.dead) for names in partitions] + [("HMGET", names.n, *_COUNTED) for names in partitions]
         )
-        dead = {letter for letters in replies[:PARTITIONS] for letter in letters}
+        dead = {dead_letter for dead_letters in replies[:PARTITIONS] for dead_letter in dead_letters}
         for p, counted in enumerate(replies[PARTITIONS:]):
             counts = [int(c or 0) for c in counted]
             assert counts[0] == open_rows[p] + sum(counts[1:]), f"partition {p}: {counts}, {open_rows[p]} open"

@@ -104,7 +104,7 @@ async def test_user_and_password_or_a_token_are_sent(sink: HttpSink) -> None:
 
 
 async def test_a_signed_request_is_accepted_by_the_public_library(sink: HttpSink) -> None:
-    secrets = tuple("whsec_" + base64.b64encode(letter * 32).decode() for letter in (b"n", b"o"))
+    secrets = tuple("whsec_" + base64.b64encode(dead_letter * 32).decode() for dead_letter in (b"n", b"o"))
     with receiving() as receiver:
         await send(sink, Webhook(receiver.url, secrets=secrets), '{"name": "grüße"}'.encode())
     [request] = receiver.requests
@@ -132,7 +132,7 @@ async def test_connections_are_used_again(sink: HttpSink) -> None:
         assert receiver.most_at_once <= 3
 
 
-async def test_of_very_many_hosts_only_some_connections_are_kept(
+async def test_only_some_connections_are_kept_for_very_many_hosts(
     sink: HttpSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a file of the process, and those that wait for their next use are under way nowhere."""
@@ -349,7 +349,7 @@ async def test_what_is_no_answer_is_tried_again(sink: HttpSink, said: bytes, rea
     assert reason in outcome.reason
 
 
-async def test_nobody_listening_is_tried_again(sink: HttpSink) -> None:
+async def test_a_refused_connection_is_tried_again(sink: HttpSink) -> None:
     with receiving() as receiver:
         url = receiver.url
     [outcome] = await sink.deliver([delivery(url)])

@@ -99,8 +99,8 @@ def test_headers_are_kept_within_bounds() -> None:
 # -- signatures ------------------------------------------------------------------------------------------------
 
 
-def secret(letter: bytes) -> str:
-    return "whsec_" + base64.b64encode(letter * 24).decode()
+def secret(dead_letter: bytes) -> str:
+    return "whsec_" + base64.b64encode(dead_letter * 24).decode()
 
 
 PAYLOAD = '{"order": 42, "name": "grüße"}'
@@ -114,8 +114,8 @@ def test_a_signature_is_accepted_by_the_public_library() -> None:
 
 def test_every_secret_signs_so_that_receivers_can_change_over() -> None:
     headers = Signer([secret(b"a"), secret(b"b")]).headers(KEY, int(time.time()), PAYLOAD.encode())
-    for letter in (b"a", b"b"):
-        Verifier(secret(letter)).verify(PAYLOAD, headers)
+    for dead_letter in (b"a", b"b"):
+        Verifier(secret(dead_letter)).verify(PAYLOAD, headers)
     with pytest.raises(WebhookVerificationError):
         Verifier(secret(b"c")).verify(PAYLOAD, headers)
 

@@ -194,7 +194,7 @@ async def test_topics_that_the_settings_name_are_created_at_the_start(kafka: Bro
         await until(lambda: name in admin.list_topics(timeout=WAIT_S).topics, "the topic")
 
 
-async def test_a_missing_topic_is_created_when_the_node_is_told_to(kafka: Broker) -> None:
+async def test_a_missing_topic_is_created_if_the_settings_say_so(kafka: Broker) -> None:
     name = f"made{uuid4().hex[:6]}"
     async with sinking(kafka, create_topics=True, partitions=3, replication=1) as sink:
         assert await sink.deliver(some(name, 5)) == [DONE] * 5
@@ -282,7 +282,9 @@ async def test_a_broker_killed_under_load_loses_nothing(world: Callable[..., Any
     assert repeated_otherwise(received) == []
 
 
-async def test_memory_is_bounded_while_the_broker_is_away(world: Callable[..., Any], kafka: Broker, topic: str) -> None:
+async def test_memory_is_bounded_while_the_broker_is_unavailable(
+    world: Callable[..., Any], kafka: Broker, topic: str
+) -> None:
     count, room, queue = 5_000, 1_000, 300
     in_flight = room * 3 // 4  # the last quarter is kept for other receivers
     properties = Properties({"queue.buffering.max.messages": queue})
@@ -322,7 +324,7 @@ async def test_what_waits_too_long_comes_back_without_a_lost_attempt(kafka: Brok
         assert all(isinstance(outcome, Retry) and outcome.untried for outcome in outcomes)
 
 
-async def test_a_producer_that_lost_its_identity_is_made_anew(kafka: Broker) -> None:
+async def test_a_producer_that_lost_its_identity_is_replaced(kafka: Broker) -> None:
     """Told to leave no gaps, the library takes a refused message for the end: that producer never sends again."""
     topic = made_topic(kafka, max_message_bytes="2000")
     async with sinking(kafka, {"enable.gapless.guarantee": True}) as sink:

@@ -221,8 +221,8 @@ async def test_what_is_no_notice_dies_and_an_unknown_channel_waits_for_a_node_th
     await ticker.client.put("notify:ops", {"hello": 1})
     await ticker.client.put("notify:opps", msgspec.to_builtins(notice()), id="x")
     await ticker.turn()
-    [letter] = await list_dead(store)
-    assert letter.reason.startswith("the payload is no notice:")
+    [dead_letter] = await list_dead(store)
+    assert dead_letter.reason.startswith("the payload is no notice:")
     info = await ticker.client.get("x")
     assert info.errors == ("this node has no channel 'opps'; add [notify.opps] to its settings",)
 
@@ -491,8 +491,8 @@ async def test_a_beat_whose_node_dies_half_way_is_told_once(
 async def test_a_beat_nobody_expects_dies_and_says_what_to_give(tickers: Tickers, store: Store, http: HttpSink) -> None:
     ticker = await ticking(tickers, http, {})
     await beat(ticker)
-    [letter] = await list_dead(store)
-    assert "give every or cron" in letter.reason
+    [dead_letter] = await list_dead(store)
+    assert "give every or cron" in dead_letter.reason
 
 
 async def test_the_settings_say_when_a_beat_is_expected(tickers: Tickers, store: Store, http: HttpSink) -> None:

@@ -57,9 +57,7 @@ def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: S
     assert server.call("ACL", "DRYRUN", USER, "GET", "{shop}:meta") == b"OK"
 
 
-async def test_what_nobody_may_be_told_of_is_done_all_the_same(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_write_succeeds_although_publishing_is_denied(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """The usual user of Redis 7 has no channels. A put that failed for want of a wake-up was stored, and stored again
     when it was repeated."""
     server.call("ACL", "SETUSER", "deaf", "on", f">{SECRET}", "~*", "+@all", "resetchannels")

@@ -111,7 +111,7 @@ def test_a_rescheduled_task_must_wait_for_its_new_time(story: Story) -> None:
 # -- nothing lost --------------------------------------------------------------------------------------------
 
 
-def test_a_task_nobody_heard_of_again_is_lost(story: Story) -> None:
+def test_a_task_without_an_end_is_lost(story: Story) -> None:
     story.put("a")
     assert broken(story) == ["lost"]
 
@@ -283,7 +283,7 @@ def test_what_only_the_target_knows_is_no_write(story: Story) -> None:
     assert check(story) == []
 
 
-def test_a_new_owner_may_go_on_where_the_former_one_stopped(story: Story) -> None:
+def test_a_new_owner_may_continue_where_the_former_one_stopped(story: Story) -> None:
     for task in "ab":
         story.put(task)
     story.begin("a", at=10)
@@ -380,7 +380,7 @@ def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
 
 
 @pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])
-def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
+def test_a_suspended_worker_may_begin_late_what_another_has_ended(
     story: Story, stopped: str, rules: list[Rule]
 ) -> None:
     story.put_pair()
@@ -454,7 +454,7 @@ def test_a_repeated_head_goes_before_what_came_meanwhile(story: Story) -> None:
     assert check(story) == []
 
 
-def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: Story) -> None:
+def test_an_acceptance_that_was_answered_after_the_end_holds_up_no_lane(story: Story) -> None:
     story.put("first", lane="l", at=5020)
     story.begin("first", at=5000)
     story.end("first", at=5010)
@@ -478,7 +478,7 @@ def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story:
     assert check(story) == []
 
 
-def test_a_task_of_a_lane_that_may_be_cancelled_holds_up_nobody(story: Story) -> None:
+def test_a_possibly_cancelled_task_of_a_lane_holds_up_no_other(story: Story) -> None:
     story.put_pair()
     story.cancel("first", at=-10, answer=UNSURE)
     story.begin("second", due=1, at=5020)
@@ -591,7 +591,7 @@ def test_what_is_due_must_be_delivered_soon_after_healing(story: Story) -> None:
     assert late(story) == ["a", "b"]
 
 
-def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
+def test_after_a_failed_attempt_the_time_counts_again(story: Story) -> None:
     story.put("a")
     story.healed(DUE_US, within_us=2000)
     story.begin("a", at=1000)
@@ -603,7 +603,7 @@ def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
     assert late(story) == ["a"]
 
 
-def test_behind_a_failing_head_of_its_lane_the_time_counts_anew(story: Story) -> None:
+def test_behind_a_failing_head_of_its_lane_the_time_counts_again(story: Story) -> None:
     for task, lane in (("head", "x"), ("next", "x"), ("other", "y")):
         story.put(task, lane=lane)
     story.healed(DUE_US, within_us=2000)
@@ -709,7 +709,7 @@ def forgetful(level: str) -> Story:
     return story
 
 
-def test_what_was_lost_in_a_promotion_at_the_level_of_the_server_is_told_apart() -> None:
+def test_losses_in_a_promotion_at_the_level_of_the_server_are_reported_apart() -> None:
     story = forgetful("server")
     assert check(story) == []
     assert [one.task for one in unpromised(story)] == ["a"]

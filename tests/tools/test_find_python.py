@@ -35,7 +35,7 @@ def test_the_first_choice_is_taken_without_a_word(judged: list[Path]) -> None:
     assert found(good, slow, old) == (str(good), "")
 
 
-def test_a_slow_one_is_passed_over_and_that_is_told(judged: list[Path]) -> None:
+def test_a_slow_python_is_passed_over_and_that_is_reported(judged: list[Path]) -> None:
     good, old, slow = judged
     chosen, told = found(slow, old, good)
     assert chosen == str(good)

@@ -50,9 +50,9 @@ async def test_a_command_that_fails_is_tried_again_and_its_last_words_are_kept(p
     assert result.output is not None
     assert (result.output.exit_code, result.output.stdout) == (3, b"progress\n")
     assert result.attempt == 2
-    letter = await place.client.dead_get("backup-1")
-    assert letter is not None
-    assert letter.errors == ("exit code 3: disk is full",) * 2
+    dead_letter = await place.client.dead_get("backup-1")
+    assert dead_letter is not None
+    assert dead_letter.errors == ("exit code 3: disk is full",) * 2
 
 
 async def test_the_environment_is_what_was_named_and_what_the_task_is(
@@ -152,7 +152,7 @@ async def test_a_running_command_can_be_cancelled(place: Place, tmp_path: Path) 
     await place.settled()
 
 
-async def test_of_much_output_the_end_is_kept_and_the_rest_is_counted(place: Place) -> None:
+async def test_the_end_of_long_output_is_kept_and_the_rest_is_counted(place: Place) -> None:
     loud = "import sys; sys.stdout.write('x' * 3_000_000 + 'end'); sys.stderr.write('y' * 100_000)"
     await place.worker(command("loud", sys.executable, "-c", loud, output_bytes=10))
     output = await (await place.client.put("command:loud")).result(timeout=60)

@@ -86,6 +86,32 @@ def test_what_one_queue_does_not_use_goes_to_the_others() -> None:
     assert got["reports"] > 5000
 
 
+@pytest.mark.parametrize("room", [1, 2, 7, 8, 9])
+@pytest.mark.parametrize("first_empty", ["high", "low"])
+def test_a_queue_that_runs_empty_leaves_all_room_to_the_other(room: int, first_empty: str) -> None:
+    left = {"high": 10**6, "low": 10**6, first_empty: 50}
+    shares, hints = Shares({"high": 3, "low": 1}), PartitionHints(["high", "low"], 8)
+    got = Counter[str]()
+    for round_ in range(1000):
+        if round_ % 100 == 0:
+            hints.add_all()
+        wanted = shares.split(room, hints.having())
+        asks = hints.asks(wanted)
+        came = [
+            (partition, queue)
+            for partition, queues in asks.items()
+            for queue, most in queues.items()
+            for _ in range(min(most, left[queue] if partition == 5 else 0))
+        ]
+        hints.came(asks, came)
+        counts = Counter(queue for _, queue in came)
+        shares.came(wanted, counts, hints.having())
+        got.update(counts)
+        left = {queue: count - counts[queue] for queue, count in left.items()}
+    assert got[first_empty] == 50
+    assert sum(got.values()) > 0.6 * 1000 * room
+
+
 def test_strict_queues_are_served_in_order() -> None:
     shares = Shares({"now": 1, "soon": 9, "late": 1}, strict=True)
     assert shares.split(10, ["late", "soon", "now"]) == {"now": 10}

@@ -82,7 +82,7 @@ class ChooseStats(msgspec.Struct, frozen=True):
 
 
 class FollowLog(msgspec.Struct, frozen=True):
-    """With `follow` the response is plain text that goes on until the run is over."""
+    """With `follow` the response is plain text, and lasts until the run has ended."""
 
     lane: str | None = None
     cursor: str | None = None

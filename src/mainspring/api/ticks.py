@@ -269,7 +269,7 @@ def _head(answer: Answer, headers: list[Header]) -> bytes:
     return STATUS_LINE[answer.status] + b"".join(lines)
 
 
-class _Nobody:
+class _NoWaiter:
     def set(self) -> None:
         """Do nothing: no part of the request is waited for."""
 
@@ -277,7 +277,7 @@ class _Nobody:
 class Posted:
     """One tick in progress. uvicorn treats it as a cycle: later requests on the connection wait for it."""
 
-    message_event = _Nobody()
+    message_event = _NoWaiter()
     more_body = keep_alive = True
     disconnected = response_started = response_complete = False
 

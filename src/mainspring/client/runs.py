@@ -79,13 +79,16 @@ class RunOperations:
         limit: int = 50,
         cursor: str | None = None,
     ) -> RunsPage:
-        """Runs that match every filter, newest first; pass `page.next` as cursor for the next page.
+        """Return runs that match every filter, newest first; pass `page.next` as `cursor` for the next page.
 
         - `schedule`, `target` (whole, or its beginning and `*`), `queue`, `worker` (or node), `id` of a task and its
           `lane`.
-        - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included).
+        - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included):
+          aware datetimes, ISO 8601 text or epoch milliseconds.
+        - `limit`: 1 to 1000.
 
         A page looks through a bounded part of the history: with filters it may be short, and still name a next one.
+        Raises InvalidInput, and Ambiguous if tasks of several lanes have the id and no lane is named.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
@@ -110,7 +113,10 @@ class RunOperations:
         return await history.runs_of_task(self.store, await resolve(self.store, id, lane), where, cursor, limit)
 
     async def run(self, id: str) -> KeptRun | None:
-        """Return a run by its own id, with its response, output, log and traceback while they are kept."""
+        """Return a run by its own id, with its response, output, log and traceback while they are kept.
+
+        None if the history does not have it (any more). Raises InvalidInput for what is not the id of a run.
+        """
         return await history.read_run(self.store, check_name(id, "id"))
 
     async def run_stats(
@@ -126,7 +132,7 @@ class RunOperations:
         """Return the counts of all runs, or of those of a schedule, a target or a queue, by minute or hour.
 
         Without `start` they begin a day before the end, or with minutes an hour; `end` is now by default. Minutes are
-        kept for two hours, hours for two weeks. A webhook's target counts by its host.
+        kept for two hours, hours for two weeks. A webhook's target counts by its host. Raises InvalidInput.
         """
         if step not in STEPS_MS:
             raise InvalidInput(f"step is {step!r}; use minute or hour")
@@ -148,7 +154,8 @@ class RunOperations:
     async def run_log(self, id: str, *, lane: str | None = None, cursor: str | None = None) -> RunLog:
         """Return what a run has written: log lines of a handler, or output of a command.
 
-        `id` is a task's, also while it runs, or a run's. Pass `log.next` as cursor for what follows, until `log.over`.
+        `id` is a task's, also while it runs, or a run's; `lane` is the task's. Pass `log.next` as `cursor` for what
+        follows, until `log.over`. Empty if nothing was written or is kept. Raises InvalidInput and Ambiguous.
         """
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)

@@ -15,7 +15,7 @@ from ..model.text import describe, placed
 from ..roles import Loops
 from ..sinks.base import Sink, most_in_batch
 from .flight import Flight, FlightGroup
-from .flow import FlowControl, MissingSinks, PauseWatch
+from .flow import Flow, PauseWatch
 from .keeper import Keeper
 from .outcomes import Outcomes
 from .partition import Partition, Settled
@@ -83,17 +83,15 @@ class Deliveries:
         clock: Clock,
         loops: Loops,
         keeper: Keeper,
-        flow_control: FlowControl,
+        flow: Flow,
         pauses: PauseWatch,
-        missing_sinks: MissingSinks,
         *,
         commands: Mapping[str, str],
     ) -> None:
         self._owned = owned
         self._sinks = sinks
-        self._flow_control = flow_control
+        self._flow = flow
         self._pauses = pauses
-        self._missing_sinks = missing_sinks
         self._commands = commands
         self._outcomes = outcomes
         self._clock = clock
@@ -130,28 +128,28 @@ class Deliveries:
         batch = SinkBatch(target, groups, began_ms)
         count = len(batch.flights)
         sink = self._sinks.get(batch.kind)
-        self._flow_control.begun(target, count)
+        self._flow.begun(target, count)
         self.meters.fired[batch.kind] += count
         if sink is None and target.startswith(_TO_WORKERS):
             self._hand_off(batch)
             return
         self.in_flight += count
         if sink is None:
-            self._missing_sinks.unknown_scheme()
+            self._flow.lacks_sinks = True
             reason = f"no sink for {batch.kind}: on this node"
             self._settle(batch, [Retry(reason, untried=True)] * count)
             return
         for part in self._batches(sink, batch):
             task = asyncio.ensure_future(self._ask(sink, part))
             self.running.add(task)
-            self._flow_control.left(target, len(part.flights))
+            self._flow.left(target, len(part.flights))
             task.add_done_callback(lambda task, part=part: self._delivered(task, part))  # type: ignore[misc]
 
     def _batches(self, sink: Sink, batch: SinkBatch) -> Iterator[SinkBatch]:
         """Split into batches. A batch is settled as a whole, with its slowest delivery if they end one by one, so tasks
         whose end others wait for (a slot, their lane, the next run of a schedule) go alone."""
         most = most_in_batch(sink, batch.target)
-        slots = self._flow_control.has_slots(batch.target)
+        slots = self._flow.has_slots(batch.target)
         if most is None and not slots:
             yield batch
             return
@@ -193,7 +191,7 @@ class Deliveries:
             return Retry("another node may own its partition by now", untried=True)
         if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
             return dead
-        paused = self._pauses.hold_for(flight.body.target, flight.body.lane, flight.due_ms) is not None
+        paused = self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None
         return Retry("paused while it waited for its host", untried=True) if paused else None
 
     def _refused(self, flight: Flight, now_ms: int) -> Dead | None:
@@ -225,16 +223,16 @@ class Deliveries:
         self.running.discard(task)
         count = len(batch.flights)
         if task.cancelled() and self._given_up:
-            self._flow_control.landed(batch.target, count, 0, 0)
+            self._flow.landed(batch.target, count, 0, 0)
             self.in_flight -= count  # stopping: deliveries without an outcome are repeated later
             return
         error = _error_of(task)
         if error is None:
             done, failed, refused = _tally(task.result())
-            self._flow_control.landed(batch.target, count, done, failed, refused)
+            self._flow.landed(batch.target, count, done, failed, refused)
             self._settle(batch, task.result(), done)
             return
-        self._flow_control.landed(batch.target, count, 0, count)
+        self._flow.landed(batch.target, count, 0, count)
         self._settle(batch, [Retry(describe(error), error=error, brief=placed(error))] * count)
 
     def _settle(self, batch: SinkBatch, outcomes: Sequence[Outcome], done: int = 0) -> None:

@@ -14,7 +14,7 @@ from ..store.owner.fire import CommitReply, TickReply, read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
 from .flight import FlightGroup
-from .flow import FlowControl
+from .flow import Flow
 from .keeper import Keeper
 from .lookahead import LookAhead
 from .partition import MOST_OUTCOMES, BeginCall, CommitCall, OwnerCall, Partition, PartitionLost
@@ -147,7 +147,7 @@ class Dispatcher:
         store: Store,
         owned: dict[int, Partition],
         deliveries: Deliveries,
-        flow_control: FlowControl,
+        flow: Flow,
         keeper: Keeper,
         lookahead: LookAhead,
         loops: Loops,
@@ -155,7 +155,7 @@ class Dispatcher:
         self._store = store
         self._owned = owned
         self._deliveries = deliveries
-        self._flow_control = flow_control
+        self._flow = flow
         self._keeper = keeper
         self._lookahead = lookahead
         self._loops = loops
@@ -202,7 +202,7 @@ class Dispatcher:
         """Return how many tasks may begin now. Unwritten outcomes count as in flight: a target that fails faster than
         its retries are written must not fill the memory."""
         unwritten = sum(one.unwritten for one in self._owned.values())
-        return self._flow_control.free(self._deliveries.in_flight + unwritten)
+        return self._flow.free(self._deliveries.in_flight + unwritten)
 
     def _room_made(self) -> None:
         if self._lookahead.waits_for_room:
@@ -221,7 +221,7 @@ class Dispatcher:
         task than a few tasks of each partition, and the next tick serves the next partitions.
         """
         now_ms = self._store.clock.now_ms()
-        self._flow_control.tick()
+        self._flow.tick()
         room = all_room = min(TICK_TASKS, self._room)
         occurrences = 0
         calls: list[OwnerCall] = []

@@ -11,7 +11,8 @@ from ..store.codec import HEADER_BYTES, SCHEDULED, TOMBSTONE, decode, decode_man
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES
 from .flight import Flight, FlightGroup, grouped
-from .holds import Holders, HoldPolicy
+from .flow import Flow
+from .holds import HoldPolicy
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import Due, LiveSlice
@@ -39,18 +40,17 @@ class Damaged(NamedTuple):
 class DueSelector:
     """Chooses the tasks that leave, and takes them back if they did not leave."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, holders: Holders) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, flow: Flow) -> None:
         self._chains = chains
         self._lanes = lanes
         self._hold_policy = hold_policy
-        self._holders = holders
+        self._flow = flow
         self.damaged: list[Damaged] = []
         """Entries that cannot be read, until the partition takes them."""
 
     def room_of(self, live: LiveSlice, most: int) -> int:
         """Return how many rows of a hold slice may leave now: its hold may release them gradually."""
-        room = None if live.pace is None else self._holders.room(live.pace)
-        return most if room is None else min(most, room)
+        return most if live.pace is None else int(min(most, self._flow.room(live.pace)))
 
     def take(
         self, slices: Mapping[Slice, LiveSlice], now_ms: int, limit: int, *, whole: bool
@@ -82,7 +82,7 @@ class DueSelector:
         # With no room left, no task leaves, lanes included: a task that is not delivered must not be marked as fired.
         if (self._chains.ready or self._lanes.woken) and (room > 0 or groups):
             apart = self._occurrences(now_ms)
-            may = self._hold_policy.may_leave if self._holders.closed else None
+            may = self._hold_policy.may_leave if self._flow.closed else None
             barrier_ms = _barrier_ms(slices.values())
             apart += self._lanes.leaving(barrier_ms, now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
             latest_ms = max([latest_ms, *(flight.place_ms for flight in apart)])
@@ -96,7 +96,7 @@ class DueSelector:
             flights = self._chains.cleared(flights, now_ms)
         if live.has_lanes:
             flights = [flight for flight in flights if not self.waits_for_turn(flight)]
-        if flights and (live.pace is not None or self._holders.closed):
+        if flights and (live.pace is not None or self._flow.closed):
             flights = self._hold_policy.sort_out(flights, now_ms)
         if not flights:
             return None
@@ -153,7 +153,7 @@ class DueSelector:
             flight.live.held.discard(flight.index)
             if not self.waits_for_turn(flight):
                 leaving.append(flight)
-        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._holders.closed else leaving
+        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._flow.closed else leaving
 
     def take_back(self, groups: Iterable[FlightGroup]) -> None:
         """Make all tasks of a refused call wait again."""

@@ -20,8 +20,7 @@ from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
 from .deliveries import Deliveries
 from .dispatcher import Dispatcher
-from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
-from .holds import Holders
+from .flow import Flow, FlowOptions, PauseWatch, Permits
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .outcomes import Outcomes
@@ -82,22 +81,25 @@ class Engine:
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _without_cluster
         """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
-        self.holders = Holders()
-        """Holders of tasks: pauses and flow control."""
-        self.pauses = PauseWatch(store, self.loops, options.command_queues, options.node, options.audit_entries)
-        missing_sinks = MissingSinks(sinks)
-        self.holders.all += [self.pauses, missing_sinks]
+        self.flow = flow = Flow(
+            options.flow,
+            store.clock,
+            self.loops,
+            self.owned,
+            concurrency=options.concurrency,
+            sinks=sinks,
+            commands=options.command_queues,
+        )
+        self.pauses = PauseWatch(store, flow, self.loops, options.command_queues, options.node, options.audit_entries)
         self.keeper = Keeper(
             store,
             self.owned,
             node=options.node,
             lease_s=options.lease_s,
             changed=self._ownership_changed,
-            holders=self.holders,
+            flow=flow,
         )
-        self.lookahead = LookAhead(store, self.owned, options.reach, self.keeper, self.loops)
-        if options.flow.catch_up is not None:
-            self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
+        self.lookahead = LookAhead(store, self.owned, options.reach, self.keeper, flow, self.loops)
         self.planner = Planner(store, self.owned, self.loops)
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
@@ -109,8 +111,6 @@ class Engine:
             options.history,
             options.node,
         )
-        self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
-        self.holders.all.append(self.flow_control)
         self.deliveries = Deliveries(
             self.owned,
             sinks,
@@ -118,15 +118,12 @@ class Engine:
             store.clock,
             self.loops,
             self.keeper,
-            self.flow_control,
+            flow,
             self.pauses,
-            missing_sinks,
             commands=options.command_queues,
         )
-        self.permits = Permits(store, self.flow_control, self, node=options.node, lease_s=options.lease_s)
-        self.dispatcher = Dispatcher(
-            store, self.owned, self.deliveries, self.flow_control, self.keeper, self.lookahead, self.loops
-        )
+        self.permits = Permits(store, flow, node=options.node, lease_s=options.lease_s)
+        self.dispatcher = Dispatcher(store, self.owned, self.deliveries, flow, self.keeper, self.lookahead, self.loops)
         self.sweeper = Sweeper(
             store,
             self.owned,
@@ -233,23 +230,6 @@ class Engine:
         self.loops.pause.wake()
         if self.keeper.waiting:
             self.loops.keep.wake()
-
-    # -- what flow control asks --------------------------------------------------------------------------
-
-    @property
-    def most(self) -> int:
-        by_size = self.lookahead.room.flights
-        return self.options.concurrency if by_size is None else min(self.options.concurrency, by_size)
-
-    def permits_wanted(self) -> None:
-        self.loops.permit.wake()
-
-    def flow(self) -> None:
-        """Wake the roles: held tasks may leave."""
-        for partition in self.owned.values():
-            partition.survey()
-        self.loops.read.wake()
-        self.loops.fire.wake()
 
     @property
     def lag_ms(self) -> int:

@@ -12,7 +12,7 @@ from ..model.errors import StoreError, Unavailable
 from ..store import members
 from ..store.owner import holds, leases
 from ..store.store import Store
-from .holds import Holders
+from .flow import Flow
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -39,11 +39,11 @@ class Keeper:
         node: str,
         lease_s: float,
         changed: Callable[[], None],
-        holders: Holders | None = None,
+        flow: Flow,
     ) -> None:
         self._store = store
         self._owned = owned
-        self._holders = holders or Holders()
+        self._flow = flow
         self._changed = changed
         # Unique per process: a second one with the same configured name must not pass for this one.
         self.owner = f"{node}/{secrets.token_hex(4)}"
@@ -177,7 +177,7 @@ class Keeper:
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
         """Begin to use a partition that was granted. One that cannot be read is released by the next step."""
-        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._holders)
+        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._flow)
         try:
             partition.inherit(await holds.inherit(self._store, number))
         except StoreError as error:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -17,8 +17,10 @@ from ..store.owner import holds, read
 from ..store.owner.holds import Standing
 from ..store.owner.read import Listed
 from ..store.store import Store
+from .flow import Flow
 from .holds import Hold
 from .keeper import Keeper
+from .lanes import Lane
 from .partition import Partition
 from .slice import LiveSlice
 
@@ -58,8 +60,8 @@ class Room:
         self._owned = owned
         self.tasks = reach.tasks
         """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
-        self.flights: int | None = None
-        """Tasks that may be in flight, estimated from the size of those in flight now; None if there are none."""
+        self.flights: float = inf
+        """Tasks that may be in flight, estimated from the size of those in flight now; infinite if there are none."""
 
     def measure(self) -> None:
         rows = out = decoded = slots = 0
@@ -85,34 +87,7 @@ class Room:
             # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
             self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
-        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else None
-
-
-def _places(partition: Partition, live: LiveSlice) -> list[int]:
-    """Return the times of tasks that were read from this hold slice and wait in their lane."""
-    policy = partition.hold_policy
-    hold = policy.holds.by_place.get(live.slice)
-    return [] if hold is None or hold.lane is None else policy.lanes.places_of(hold.lane, live)
-
-
-def has_plenty(partition: Partition, live: LiveSlice) -> bool:
-    """Return True if enough tasks of this slice wait in their lane: no more have to be read yet."""
-    policy = partition.hold_policy
-    hold = policy.holds.by_place.get(live.slice)
-    if hold is None:
-        return False
-    barrier_ms = hold.barrier_ms()
-    return sum(place_ms < barrier_ms for place_ms in _places(partition, live)) > live.kept // 4
-
-
-def trim(partition: Partition, live: LiveSlice, most: int) -> None:
-    """Keep at most `most` tasks of a hold slice in memory, including those that wait in the lane."""
-    waiting = _places(partition, live)
-    room = max(0, most - len(waiting))
-    if live.waiting > room:
-        # Keep some of the earliest rows even if memory is full: one of them is due next.
-        first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
-        live.trim(most // 2 + 1 if first else room)
+        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else inf
 
 
 CHUNK_ROWS: Final = 1_000
@@ -234,10 +209,12 @@ class SliceReader:
         if full:
             most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
         partition = self._owned.get(live.partition)
-        if live.slice.is_hold and live.has_lanes and partition is not None:
+        policy = None if partition is None else partition.hold_policy
+        hold = None if policy is None or not live.has_lanes else policy.by_place.get(live.slice)
+        if hold is not None:
             # Tasks of a lane leave one at a time, and many lanes may be about to continue.
             window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
-            trim(partition, live, max(self._room.tasks // 64, window, 1))
+            hold.trim(live, max(self._room.tasks // 64, window, 1))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
         if partition is not None:
@@ -253,104 +230,6 @@ LANES_AT_ONCE: Final = 256
 have held thousands, and each has a slice to find, to read, to check in every tick and to drop."""
 
 LANES_SOON_S: Final = 0.02
-
-
-class HoldWatch:
-    """Part of the look-ahead: asks the server which holds and failed heads are over, and lets their tasks continue."""
-
-    def __init__(self, store: Store, owned: Mapping[int, Partition], loops: Loops) -> None:
-        self._store = store
-        self._owned = owned
-        self._loops = loops
-        self.more = False
-        """More holds can be reopened as soon as the current ones are done."""
-
-    async def free_lanes(self) -> StoreError | None:
-        """Free lanes whose failed head was cancelled, given up or replaced."""
-        asked = {}
-        for partition in self._owned.values():
-            policy = partition.hold_policy
-            policy.look_at_some()
-            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
-                asked[partition] = heads
-        if not asked:
-            return None
-        wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
-        answers, failure = await holds.head_places(self._store, wanted), None
-        moved: list[Standing] = []
-        for partition, heads in asked.items():
-            places = answers[partition.number]
-            if isinstance(places, StoreError):
-                failure = places
-                continue
-            standing, lanes = dict(zip(heads, places, strict=True)), partition.lanes
-            self._free(partition, {lane: heads[lane] for lane, place in standing.items() if place is None})
-            moved += [
-                Standing(partition.number, lane, heads[lane], place)
-                for lane, place in standing.items()
-                if place is not None and place != lanes.places.get(lane)
-            ]
-        return failure or await self._free_replaced(moved)
-
-    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
-        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
-        try:
-            gone = await holds.replaced_heads(self._store, heads) if heads else set()
-        except StoreError as failure:
-            return failure
-        for one in heads:
-            if (partition := self._owned.get(one.partition)) is None:
-                continue
-            lanes = partition.lanes
-            if one in gone:
-                self._free(partition, {one.lane: one.idh})
-            else:
-                lanes.stands(one.lane, one.idh, one.place)
-        return None
-
-    def _free(self, partition: Partition, gone: Mapping[str, bytes]) -> None:
-        if gone and partition.quiet and self._owned.get(partition.number) is partition:
-            for lane, idh in gone.items():
-                partition.head_is_gone(lane, idh)
-            self._loops.fire.wake()
-
-    async def open_ended(self) -> StoreError | None:
-        """Read the slices of holds that have ended, like any other slice."""
-        wanted: dict[Partition, list[Hold]] = {}
-        self.more = False
-        for partition in self._owned.values():
-            policy = partition.hold_policy
-            if policy.holds.by_key:
-                room = LANES_AT_ONCE - _coming_back(partition)
-                more = policy.look_again(room)
-                if found := policy.to_find(room):
-                    wanted[partition] = found
-                self.more |= more or len(found) < len(policy.holds.to_find)
-        if not wanted:
-            return None
-        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
-        answers, failure = await holds.scores(self._store, places), None
-        for partition, some in wanted.items():
-            scores = answers[partition.number]
-            if isinstance(scores, StoreError):
-                failure = scores
-                continue
-            lives = {
-                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
-                for hold, g in zip(some, scores, strict=True)
-                if hold.live is None and hold.open and not hold.pending
-            }
-            partition.add(*(live for live in lives.values() if live is not None))
-            policy = partition.hold_policy
-            for hold, live in lives.items():
-                policy.found(hold, live)
-        return failure
-
-
-def _coming_back(partition: Partition) -> int:
-    """Count hold slices that are being read and delivered, or wait to be dropped."""
-    return sum(live.slice.is_hold and not live.suspended for live in partition.lives)
-
 
 SLICES_LISTED: Final = 256
 MOST_IN_LANES: Final = 2
@@ -376,16 +255,19 @@ class LookAhead:
         owned: dict[int, Partition],
         reach: Reach,
         keeper: Keeper,
+        flow: Flow,
         loops: Loops,
     ) -> None:
         self._store = store
         self._owned = owned
         self._reach = reach
         self._loops = loops
-        self._holds = HoldWatch(store, owned, loops)
         self._keeper = keeper
+        self._flow = flow
         self.accepted: dict[int, int] = {}
         """Highest count seen of each partition, owned now or before: it never falls unless the server loses data."""
+        self._more_held = False
+        """True if more holds can be reopened as soon as the current ones are done."""
         self.forgotten = 0
         """Accepted tasks that servers have lost since, in failovers, as far as they were counted before."""
         self._woken: set[int] = set()
@@ -398,8 +280,6 @@ class LookAhead:
         """Partitions that waited for the listing of this round."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
-        self.overdue_after_ms = inf
-        """Slices that ended longer ago than this are overdue: their tasks leave gradually."""
 
     @property
     def held(self) -> int:
@@ -421,9 +301,10 @@ class LookAhead:
         """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
         self.room.measure()
+        self._flow.most = int(min(self._flow.concurrency, self.room.flights))
         self._look_at_lanes()
-        failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
-        failure = await self._holds.open_ended() or failure
+        failure = await self._free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
+        failure = await self._open_ended() or failure
         failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
         try:
@@ -435,7 +316,7 @@ class LookAhead:
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
-        return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
+        return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._more_held else wait_ms / 1000)
 
     def _let_begin(self) -> None:
         """Let partitions begin again whose lanes waited for this listing."""
@@ -454,6 +335,91 @@ class LookAhead:
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
         return not now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms
+
+    # -- held tasks --------------------------------------------------------------------------------------
+
+    async def _free_lanes(self) -> StoreError | None:
+        """Free lanes whose failed head was cancelled, given up or replaced."""
+        asked: dict[Partition, list[tuple[Lane, bytes]]] = {}
+        for partition in self._owned.values():
+            policy = partition.hold_policy
+            policy.look_at_some()
+            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
+                asked[partition] = heads
+        if not asked:
+            return None
+        wanted = {partition.number: [idh for _, idh in heads] for partition, heads in asked.items()}
+        answers, failure = await holds.head_places(self._store, wanted), None
+        moved: list[Standing] = []
+        for partition, heads in asked.items():
+            places = answers[partition.number]
+            if isinstance(places, StoreError):
+                failure = places
+                continue
+            found = list(zip(heads, places, strict=True))
+            self._free(partition, [(lane.name, idh) for (lane, idh), place in found if place is None])
+            for (lane, idh), place in found:
+                if place is not None and place != lane.place:
+                    moved.append(Standing(partition.number, lane.name, idh, place))
+        return failure or await self._free_replaced(moved)
+
+    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
+        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
+        try:
+            gone = await holds.replaced_heads(self._store, heads) if heads else set()
+        except StoreError as failure:
+            return failure
+        for one in heads:
+            if (partition := self._owned.get(one.partition)) is None:
+                continue
+            lanes = partition.lanes
+            if one in gone:
+                self._free(partition, [(one.lane, one.idh)])
+            elif (lane := lanes.get(one.lane)) is not None and lane.head == one.idh:
+                lane.place = one.place  # it need not be checked again while it stays there
+        return None
+
+    def _free(self, partition: Partition, gone: Sequence[tuple[str, bytes]]) -> None:
+        if gone and partition.quiet and self._owned.get(partition.number) is partition:
+            for lane, idh in gone:
+                partition.head_is_gone(lane, idh)
+            self._loops.fire.wake()
+
+    async def _open_ended(self) -> StoreError | None:
+        """Read the slices of holds that have ended, like any other slice."""
+        wanted: dict[Partition, list[Hold]] = {}
+        self._more_held = False
+        for partition in self._owned.values():
+            policy = partition.hold_policy
+            if policy.by_place:
+                # Without hold slices that are being read and delivered, or wait to be dropped.
+                back = sum(live.slice.is_hold and not live.suspended for live in partition.lives)
+                more = policy.look_again(LANES_AT_ONCE - back)
+                found, further = policy.to_find(LANES_AT_ONCE - back)
+                if found:
+                    wanted[partition] = found
+                self._more_held |= more or further
+        if not wanted:
+            return None
+        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
+        answers, failure = await holds.scores(self._store, places), None
+        for partition, some in wanted.items():
+            scores = answers[partition.number]
+            if isinstance(scores, StoreError):
+                failure = scores
+                continue
+            lives = {
+                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
+                for hold, g in zip(some, scores, strict=True)
+                if hold.live is None and hold.open and not hold.pending
+            }
+            partition.add(*(live for live in lives.values() if live is not None))
+            policy = partition.hold_policy
+            for hold, live in lives.items():
+                policy.found(hold, live)
+        return failure
+
+    # -- new tasks ---------------------------------------------------------------------------------------
 
     async def _poll(self, now_ms: int) -> StoreError | None:
         for number in self._woken:
@@ -534,7 +500,7 @@ class LookAhead:
                 live = None
             if live is None:
                 live = LiveSlice(partition.keys, place, g)
-                if place.end_ms <= self._store.clock.now_ms() - self.overdue_after_ms:
+                if place.end_ms <= self._store.clock.now_ms() - self._flow.overdue_after_ms:
                     live.pace = CATCH_UP
                 partition.add(live)
             live.unread = True
@@ -580,7 +546,9 @@ class LookAhead:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
-        if has_plenty(partition, live):
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice)
+        if hold is not None and hold.has_plenty():
             return True
         live.next_window(now_ms + self._window_ms)
         return False

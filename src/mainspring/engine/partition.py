@@ -37,7 +37,8 @@ from ..store.owner.read import Stranger
 from ..store.records import KeptResult
 from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
-from .holds import Holders, HoldPolicy, TakenMoves
+from .flow import Flow
+from .holds import HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
@@ -156,7 +157,7 @@ OwnerCall = BeginCall | CommitCall
 class Partition:
     """All state of one partition that this node owns."""
 
-    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, holders: Holders | None = None) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, flow: Flow) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
@@ -173,13 +174,12 @@ class Partition:
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.holders = holders or Holders()
-        self.hold_policy = HoldPolicy(self.holders)
-        self.lanes = Lanes(self.hold_policy.barrier_ms)
-        self.hold_policy.lanes = self.lanes
+        self._flow = flow
+        self.lanes = Lanes()
+        self.hold_policy = HoldPolicy(flow, self.lanes)
         self.chains = Chains()
         """The schedules of this partition."""
-        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
+        self._due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, flow)
 
         self.unanswered: OwnerCall | None = None
         """The call under way. If its reply is lost, it is repeated unchanged before anything else is written.
@@ -273,7 +273,7 @@ class Partition:
     @property
     def to_spill(self) -> int:
         """Number of due tasks without lanes that were held back and have to be moved."""
-        return self.hold_policy.spill_queue.count
+        return self.hold_policy.aside
 
     @property
     def to_move(self) -> bool:
@@ -570,7 +570,7 @@ class Partition:
 
     def failing_since_ms(self, lane: str, now_ms: int) -> int:
         """Return when the head of a lane failed first."""
-        return self.lanes.since.get(lane, 0) or now_ms
+        return self.lanes.since_ms(lane) or now_ms
 
     def hold_lane(
         self, lane: str, idh: bytes, until_ms: int, now_ms: int, *, first: bool = False, parked: bool = False
@@ -578,8 +578,7 @@ class Partition:
         """Make a lane wait for this task, whose `first` attempt has failed, or a later one. Recorded on the server too,
         for a new owner."""
         since_ms = now_ms if first else self.failing_since_ms(lane, now_ms)
-        self.hold_policy.head_stands(lane, inside=parked)
-        self.lanes.hold(lane, idh, since_ms=since_ms, until_ms=until_ms)
+        self.lanes.wait(lane, idh, since_ms=since_ms, until_ms=until_ms, parked=parked)
         self.hold_policy.spill_lanes(now_ms)
         return lane, FailedHead(idh, since_ms).pack()
 
@@ -594,14 +593,14 @@ class Partition:
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
-        if not self.lanes.free(lane, idh) or not self.lanes.let_go(lane):
+        if not self.lanes.free(lane, idh):
             return None
         self.hold_policy.lane_is_free(lane)
         return lane, b""
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """Free a lane whose head was cancelled or moved. A failed head may have been rescheduled: then the lane waits
-        until `HoldWatch` has asked the server about it."""
+        until the look-ahead has asked the server about it."""
         lane = flight.body.lane
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)
@@ -700,7 +699,7 @@ class Partition:
 
     def paces(self, key: str) -> bool:
         """Return whether the rows that wait under this key leave gradually: then few are needed in memory."""
-        return self.holders.room(key) is not None
+        return self._flow.room(key) < inf
 
     def block(self, max_due_ms: int) -> None:
         """Block lanes until every slice of that second, and all earlier ones, are read to their end."""
@@ -731,7 +730,7 @@ class Partition:
     @property
     def ended_holds(self) -> dict[str, int]:
         """Names of dropped hold slices, and when they were dropped, until their records are forgotten."""
-        return self.hold_policy.holds.ended
+        return self.hold_policy.ended
 
     def inherit(self, inherited: Inherited) -> None:
         """Resume the holds and failed heads that a former owner left."""

@@ -13,7 +13,7 @@ from .ids import check_name
 from .limits import MAX_PENDING, MAX_PENDING_BYTES
 from .targets.names import known_scheme
 from .task import pattern_fits
-from .times import check_horizon, delay_ms, instant_ms
+from .times import check_horizon, delay_ms, instant_ms, is_delay
 
 Right = Literal["read", "submit", "operate", "admin"]
 Role = Literal["reader", "submit-only", "operator", "admin"]
@@ -202,16 +202,13 @@ def make_key(order: KeyOrder, *, key_id: str, token: str, now_ms: int) -> ApiKey
 def _expires_ms(given: str | int | None, now_ms: int) -> int | None:
     if given is None:
         return None
-    text = str(given)
-    if text.isascii() and text.isdigit():
-        expires_ms = instant_ms(int(text), field="expires")
-    elif text[:4].isdigit() and "-" in text:
-        expires_ms = instant_ms(text, field="expires")
+    if isinstance(given, str) and is_delay(given):
+        expires_ms = now_ms + delay_ms(given, field="expires")
     else:
-        expires_ms = now_ms + delay_ms(text, field="expires")
+        expires_ms = instant_ms(given, field="expires")
     check_horizon(expires_ms, now_ms, field="expires")
     if expires_ms <= now_ms:
-        raise InvalidInput(f"expires: {text} has passed; give a time in the future or a delay such as 90d")
+        raise InvalidInput(f"expires: {given} has passed; give a time in the future or a delay such as 90d")
     return expires_ms
 
 

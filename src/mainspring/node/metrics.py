@@ -113,7 +113,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
     labels = (("namespace", engine.store.keys.namespace), ("node", engine.options.node), ("version", __version__))
     yield Family("mainspring_node_info", "gauge", "Namespace, id and version of this node.", (Sample(labels, 1),))
     leads = node.seat is not None and node.seat.membership.leads
-    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow_control.bounded)
+    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow.bounded)
     now = {
         "leader": ("1 on the leader, the node that assigns partitions, else 0.", leads),
         "partitions": ("Partitions of the namespace.", len(engine.store.keys)),

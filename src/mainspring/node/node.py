@@ -373,7 +373,7 @@ class Node:
         channels = self.config.notify.of(self.config.namespace)
         told = NoticeOptions(channels, self.config.beats, self.config.watchdog_url is not None)
         if told:
-            notifier = Notifier(engine.store, engine.owned, told, engine.flow_control, lambda: seat.membership.leads)
+            notifier = Notifier(engine.store, engine.owned, told, engine.flow, lambda: seat.membership.leads)
             engine.loops.notify.start(notifier.step)
 
     async def _probe_server(self) -> float:

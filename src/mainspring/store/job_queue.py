@@ -248,7 +248,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
             parts.s_retries.append(_keys_of(names, job)[0])
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
-            parts.deaths += (position, _letter(job, outcome, now_ms).encode(), now_ms)
+            parts.deaths += (position, _dead_letter(job, outcome, now_ms).encode(), now_ms)
         case JobCancelled():
             parts.cancels.append(position)
             parts.x_cancels.append(_keys_of(names, job)[3])
@@ -270,7 +270,7 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
 
-def _letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
+def _dead_letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
     reason = outcome.reason[:MAX_ERROR_CHARS]
     if not job.body.target:  # undecodable: keep its bytes for inspection
         return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)

@@ -150,6 +150,8 @@ _COUNTER_OF: Final = {"done": OK, "retry": RETRIED} | dict.fromkeys(FAILED_ENDS 
 
 Subject = Literal["s", "q", "t"]
 """A schedule, a queue, a target."""
+_ALL: Final = "t"
+"""Subject of all runs together: no target is empty. Adding up the subjects when asked would take seconds."""
 
 
 def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[tuple[str, ...], bytes]:
@@ -194,10 +196,11 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for run in runs:
         record = run.record
         groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
-    sums: dict[str, dict[int, int]] = {}
+    # All runs first: a subject that comes later may find no room.
+    sums: dict[str, dict[int, int]] = {_ALL: {}}
     for (target, queue, schedule), some in groups.items():
         counts = _counts_of_group(some)
-        sums_of = [sums.setdefault(f"t{_receiver(target)}", {})]
+        sums_of = [sums[_ALL], sums.setdefault(f"t{_receiver(target)}", {})]
         if queue is not None:
             sums_of.append(sums.setdefault(f"q{queue}", {}))
         if schedule is not None:
@@ -550,32 +553,31 @@ async def read_log(store: Store, reference: "Reference", after: str) -> tuple[st
 # -- counts and state ----------------------------------------------------------------------------------------------
 
 
+_READ_AT_ONCE: Final = 512
+"""Counts that are read and added up together: a step of the event loop must stay short."""
+
+
 async def run_counts(
     store: Store, kind: Subject, name: str | None, from_ms: int, to_ms: int, width_ms: int
 ) -> list[RunCounts]:
     """Return the counts of each minute or hour of a range: of one subject, or of all runs together."""
+    subject = _ALL if name is None else kind + name
     times = range(from_ms - from_ms % width_ms, to_ms, width_ms)
-    groups: list[Group] = []
-    for keys in store.keys.partitions:
-        names = [keys.rollup(width_ms, at_ms) for at_ms in times]
-        if name is None:
-            groups.append((keys.slot, [("HGETALL", key) for key in names]))
-        else:
-            groups.append((keys.slot, [("HMGET", key, kind + name) for key in names]))
-    sums: list[Counter[int]] = [Counter() for _ in times]
-    for result in await store.run(groups) if times else ():
-        for total, flat in zip(sums, _checked(result), strict=True):
-            values = flat if name is not None else _of_kind(flat, kind)
-            for raw in values:
+    found: list[RunCounts] = []
+    at_once = max(1, _READ_AT_ONCE // len(store.keys))
+    for first in range(0, len(times), at_once):
+        some = times[first : first + at_once]
+        sums: list[Counter[int]] = [Counter() for _ in some]
+        groups: list[Group] = [
+            (keys.slot, [("HGET", keys.rollup(width_ms, at_ms), subject) for at_ms in some])
+            for keys in store.keys.partitions
+        ]
+        for result in await store.run(groups):
+            for total, raw in zip(sums, _checked(result), strict=True):
                 if raw is not None:
                     total.update(_read_counts(raw))
-    return [_counts(at_ms, total) for at_ms, total in zip(times, sums, strict=True)]
-
-
-def _of_kind(flat: Sequence[bytes], kind: str) -> list[bytes]:
-    """Return the counts of all subjects of a kind; those of the others are under `o` and the kind."""
-    subjects = zip(flat[::2], flat[1::2], strict=True)
-    return [raw for subject, raw in subjects if subject[:1] == kind.encode() or subject == f"o{kind}".encode()]
+        found += [_counts(at_ms, total) for at_ms, total in zip(some, sums, strict=True)]
+    return found
 
 
 def _read_counts(raw: bytes) -> dict[int, int]:

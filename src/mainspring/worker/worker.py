@@ -77,6 +77,8 @@ class Shares:
         return dict.fromkeys((dry[first:] + dry[:first])[:fit], most)
 
     def _by_weight(self, room: int, names: list[str]) -> dict[str, int]:
+        if room < 1:
+            return {}  # the probe has taken the only place
         total = sum(self._weights[name] for name in names)
         due = {name: max(0.0, self._owed[name] + room * self._weights[name] / total) for name in names}
         # Claims of earlier rounds may add up to more than the room.

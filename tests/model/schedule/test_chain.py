@@ -211,7 +211,7 @@ def test_a_definition_reads_as_it_was_written() -> None:
     assert view_of(definition, None, NOW_MS).as_dict()["state"] == "finished"
 
 
-def test_changes_do_not_speak_of_who_and_when() -> None:
+def test_changes_leave_out_author_and_time() -> None:
     old = minutely()
     new = msgspec.structs.replace(old, by="ann", note="why", at_ms=1, generation=2, zone="Europe/Paris")
     assert changes(old, new) == {"zone": ("UTC", "Europe/Paris")}

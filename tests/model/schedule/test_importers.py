@@ -267,12 +267,12 @@ def test_redbeat_keys_become_schedules() -> None:
     assert len(found.problems) == 2
 
 
-def test_names_that_become_the_same_are_told_apart() -> None:
+def test_names_that_become_the_same_are_distinguished() -> None:
     found = read_celery(f"beat_schedule = {{'a@b': {ONE}, 'a-b': {ONE}}}")
     assert [one.name for one in found.definitions] == ["a-b", "a-b-2"]
 
 
-def test_what_toml_cannot_say_is_left_out_of_the_file_and_told() -> None:
+def test_schedules_that_toml_cannot_express_are_left_out_and_reported() -> None:
     beat = {
         "null": {"task": "t", "schedule": 5, "kwargs": {"nothing": {"here": [None]}}},
         "marks": {"task": "t", "schedule": 5, "kwargs": {"text": '\x7f\\ "\n'}},

@@ -327,7 +327,7 @@ def test_a_wrong_task_stops_the_whole_batch(task: Task, why: str, count: int) ->
 
 
 @pytest.mark.parametrize("other", [Task("log:", lane=""), Task("log:", object(), at=NOW_MS), Task("ftp:x", at=NOW_MS)])
-def test_the_first_that_is_wrong_is_told(other: Task) -> None:
+def test_the_first_wrong_one_is_reported(other: Task) -> None:
     usual = [Task("log:", at=NOW_MS)] * FEW
     with pytest.raises(InvalidInput, match="nan"):
         take(*usual, Task("log:", {"x": float("nan")}, at=NOW_MS), *usual, other)

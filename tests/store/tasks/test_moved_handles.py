@@ -60,7 +60,7 @@ async def moved(ticker: Ticker, way: Way, lane: str | None = None, task_id: str 
 
 @LANES
 @WAYS
-async def test_a_task_that_moved_and_was_cancelled_there_is_not_told_as_done(
+async def test_a_task_that_moved_and_was_cancelled_there_is_not_reported_as_done(
     ticker: Ticker, way: Way, lane: str | None
 ) -> None:
     handle = await moved(ticker, way, lane)

@@ -301,7 +301,7 @@ async def test_a_large_call_is_stored_and_cancelled_whole(client: Client, store:
     assert await indexed(store) == 0
 
 
-async def test_a_put_with_id_to_a_server_that_is_away_fails_clearly(client: Client, store: Store) -> None:
+async def test_a_put_with_id_to_an_unavailable_server_fails_clearly(client: Client, store: Store) -> None:
     with bad_road(store) as road:
         road.next("never sent", "never sent", "never sent", "never sent")
         with pytest.raises(Unavailable):
@@ -338,4 +338,4 @@ async def test_a_task_is_not_called_dead_for_an_earlier_one_of_its_id(ticker: Ti
     assert [one.value() for one in await ticker.advance(seconds=0)] == ["second"]
     assert (await ticker.client.get("order-42")).state == "done"
     await ticker.advance(seconds=10)
-    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the letter is there"
+    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the dead letter is there"

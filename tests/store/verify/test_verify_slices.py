@@ -35,7 +35,7 @@ async def test_entries_of_no_live_slice_are_put_back_and_fire(ticker: Ticker) ->
     assert (await balance(store)).done == 2
 
 
-async def test_a_running_owner_is_told_of_entries_that_were_put_back(
+async def test_a_running_owner_is_notified_of_entries_that_were_put_back(
     fleet: Server | ServerCluster, namespace: str, store: Store
 ) -> None:
     delivered: asyncio.Queue[Any] = asyncio.Queue()

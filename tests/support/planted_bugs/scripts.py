@@ -134,7 +134,7 @@ _COMMIT: Final = (
     ),
     Mutation(
         "done-without-dead-letter",
-        "commit counts the death and marks the task done, and nobody keeps the letter",
+        "commit counts the death and marks the task done, and the dead letter is missing",
         (
             Rewrite(
                 "commit",

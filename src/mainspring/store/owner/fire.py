@@ -318,7 +318,7 @@ class CommitReply(NamedTuple):
     answers: Mapping[int, bytes] = {}
     """For some tasks for workers, by position among all records: BUSY, or how an earlier run had ended."""
     listening: int | None = None
-    """Workers that were called; None if nobody was."""
+    """Workers that were called; None if none was."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
