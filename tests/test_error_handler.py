@@ -249,7 +249,7 @@ async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) 
     assert "attempt 1 failed: hidden" in caplog.records[1].getMessage()
 
 
-async def test_what_others_wrote_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_from_outside_stays_on_its_log_line(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
     failures.report(run_failure(0, id="a\nb", error="said\r\n12:00 error \x1b[2J", exception=None))
     await failures.aclose()

@@ -107,7 +107,7 @@ async def test_replay_with_a_rate_and_a_conflict(server: Server, ticker: Ticker)
     assert "t0: conflict: a task with this id is pending or under way" in result.stderr
 
 
-async def test_what_is_to_be_replayed_or_dropped_has_to_be_said(server: Server, ticker: Ticker) -> None:
+async def test_replay_and_drop_need_ids_or_filters(server: Server, ticker: Ticker) -> None:
     for words in (
         ["replay"],
         ["drop"],

@@ -79,7 +79,7 @@ async def test_each_is_cancelled_by_its_lane_and_the_one_without_by_an_empty_one
     assert (await client.count()).pending == 0
 
 
-async def test_what_is_over_counts_too(client: Client, ticker: Ticker) -> None:
+async def test_finished_tasks_make_an_id_ambiguous_too(client: Client, ticker: Ticker) -> None:
     for lane in (X, Y):
         await client.put("log:", id="dup", lane=lane)
     assert len(await ticker.turn()) == 2

@@ -66,9 +66,7 @@ async def come_due(ticker: Ticker, seconds: int) -> None:
         await ticker.turn()
 
 
-async def test_what_waits_behind_a_failed_head_is_moved_aside_and_comes_back_in_order(
-    ticker: Ticker, store: Store
-) -> None:
+async def test_tasks_behind_a_failed_head_are_moved_aside_and_come_back_in_order(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", failing_once(60_000))
     await put_lane(ticker)
     assert values(await ticker.advance(seconds=5)) == [0]

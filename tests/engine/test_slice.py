@@ -97,7 +97,7 @@ def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
     assert taken(live) == [0, 2]
 
 
-def test_what_a_former_owner_fired_and_did_not_finish_leaves_again() -> None:
+def test_tasks_that_a_former_owner_fired_and_did_not_finish_leave_again() -> None:
     live = live_slice()
     live.load_bitmaps(fired=b"\xe0", done=b"\x80")
     live.absorb([row(i, i) for i in range(4)])

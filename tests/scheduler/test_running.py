@@ -280,7 +280,7 @@ def test_a_stop_leaves_behind_what_does_not_heed_it(server: Server, caplog: pyte
     gc.collect()  # here, and not in the middle of another test
 
 
-async def test_what_is_broken_off_in_the_programs_own_loop_leaves_nothing_there(config: Config) -> None:
+async def test_an_interrupted_handler_leaves_nothing_in_the_programs_own_loop(config: Config) -> None:
     scheduler = Scheduler(replace(config, shutdown_timeout_s=0.2))
     began = asyncio.Event()
 
@@ -319,7 +319,7 @@ def test_a_stop_waits_for_what_ends_in_time(server: Server) -> None:
         assert client.get("patient").state == "done"
 
 
-def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
+def test_a_failed_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
     scheduler = Scheduler(Config(redis_url="redis://127.0.0.1:1"))
     with pytest.raises(Unavailable, match="cannot connect"):
         scheduler.start()

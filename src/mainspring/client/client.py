@@ -54,7 +54,7 @@ from ..model.workers import QueueInfo, WorkerInfo, served_queues
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
-from ..store.notices import is_watched
+from ..store.notices import MOST_BEATS, has_room, read_expected
 from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
@@ -911,12 +911,15 @@ class Client(
         - `every` or `cron` (with `timezone`, UTC): when the next beats are expected. Needed once, then kept.
         - `grace`: how late a beat may come; one minute.
 
-        Raises InvalidInput, and NotFound if neither a call nor a setting says when this beat is expected.
+        Raises InvalidInput, NotFound if neither a call nor a setting says when this beat is expected, Conflict if too
+        many are watched.
         """
         target, expected = f"{BEAT}:{check_beat(name)}", Expected.make(every, cron, timezone, grace)
         store = self.store
-        if expected is None and not await is_watched(store, name):
+        if expected is None and await read_expected(store, name) is None:
             raise NotFound(f"the beat {name!r} is not known yet: say when it is expected with every or cron")
+        if expected is not None and not await has_room(store, name):
+            raise Conflict(f"{MOST_BEATS:,} beats are watched already; cancel the task beat/<name> of those not needed")
         report = BeatReport(came_ms=await store.fresh_ms(), expected=expected)
         return await self.put(target, msgspec.to_builtins(report))
 

@@ -127,7 +127,7 @@ class Engine:
         self.sweeper = Sweeper(
             store,
             self.owned,
-            letter_limits=options.dead_letters,
+            dead_letter_limits=options.dead_letters,
         )
         self._subscription: Subscription | None = None
 

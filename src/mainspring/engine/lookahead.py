@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -110,117 +111,6 @@ LANE_WINDOW: Final = 64
 """Held tasks of a lane kept in memory, at least, when the lane continues; fewer if they are large."""
 
 
-class SliceReader:
-    """Reads rows of slices in chunks, for all partitions of a node."""
-
-    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, loops: Loops) -> None:
-        self._store = store
-        self._owned = owned
-        self._room = room
-        self._loops = loops
-        self._time_slice = TimeSlice(TIME_SLICE_S)
-        self.at_once = CHUNKS_AT_ONCE[0]
-        """Slices read together, adjusted by how many rows the last round brought."""
-        self._row_bytes = 0.0
-        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
-
-    def rows_of(self, live: LiveSlice, slices: int) -> int:
-        """Return how many rows to read from a slice when `slices` slices are read."""
-        few = CHUNKS_AT_ONCE[0]
-        # A few slices may be long: read less of each only if there are many.
-        together = max(few, min(self.at_once, slices))
-        most, least = FIRST_ROWS
-        if live.read_rows:
-            known = CHUNK_BYTES // max(1, int(live.row_bytes))
-        elif self._row_bytes:
-            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
-        else:
-            known = least
-        return max(1, min(CHUNK_ROWS * few // together, known))
-
-    async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
-        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
-        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
-        few, many = CHUNKS_AT_ONCE
-        self.at_once = max(few, self.at_once // 2) if rows > ROWS_AT_ONCE else min(many, self.at_once * 2)
-        failure = None
-        self._time_slice.begin()
-        for (live, chunk), answer in zip(chunks, answers, strict=True):
-            if isinstance(answer, StoreError):
-                failure = answer
-                continue
-            if self._time_slice.over:
-                self._time_slice.end()
-                await asyncio.sleep(0)
-                self._time_slice.begin()
-            if not live.forgotten and live.cursor == chunk.first:
-                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_again(live, gone=not answer.before)
-                else:
-                    self._take(live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
-        if with_stubs:
-            failure = await self._judge_stubs(with_stubs) or failure
-        self._loops.fire.wake()
-        if any(one.asks_planner for one in self._owned.values()):
-            self._loops.plan.wake()
-        if failure is not None:
-            raise failure
-
-    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
-        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
-        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
-        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
-        failure = None
-        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
-            if isinstance(bits, StoreError):
-                live.restart()
-                failure = bits
-                continue
-            partition = self._owned.get(live.partition)
-            if partition is not None and not live.forgotten:
-                live.judge_stubs(first, bits)
-                partition.took(live, time.monotonic())
-        return failure
-
-    def _read_again(self, live: LiveSlice, *, gone: bool) -> None:
-        """Read a slice again whose rows changed: a failover lost some of the rows read, and puts have come since.
-
-        Begin proves only the last row. If reading simply continued, the rows that replaced the lost ones would never be
-        seen, and would be marked as done with them.
-        """
-        if not gone:  # a slice that is gone was most likely dropped by this node
-            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
-        if live.partition in self._owned:
-            self._owned[live.partition].forget(live)
-
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.SliceRows, until_ms: int, *, full: bool) -> None:
-        if chunk.bitmaps:
-            live.load_bitmaps(answer.fired, answer.done)
-        live.unread = len(answer.rows) == chunk.rows
-        if not answer.rows:
-            return
-        live.open_window(until_ms)
-        live.absorb(answer.rows)
-        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
-        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
-        # although there is no room keeps what the next tick can use.
-        most = max(self._room.tasks // 2, 1)
-        if full:
-            most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
-        partition = self._owned.get(live.partition)
-        policy = None if partition is None else partition.hold_policy
-        hold = None if policy is None or not live.has_lanes else policy.by_place.get(live.slice)
-        if hold is not None:
-            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
-            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
-            hold.trim(live, max(self._room.tasks // 64, window, 1))
-        elif live.waiting > most:
-            live.trim(most // 2 + 1)
-        if partition is not None:
-            partition.took(live, time.monotonic())
-
-
 HEADS_ASKED: Final = 256
 """Failed heads of a partition that are looked up at once."""
 
@@ -274,7 +164,11 @@ class LookAhead:
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
         self.room = Room(reach, owned)
-        self._reader = SliceReader(store, owned, self.room, loops)
+        self._time_slice = TimeSlice(TIME_SLICE_S)
+        self._at_once = CHUNKS_AT_ONCE[0]
+        """Slices read together, adjusted by how many rows the last round brought."""
+        self._row_bytes = 0.0
+        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions that waited for the listing of this round."""
@@ -511,20 +405,23 @@ class LookAhead:
         wanted: list[LiveSlice] = []
         paced = False
         for partition in self._owned.values():
-            waiting = self._paced_rows(partition)
+            waiting: Counter[str | None] = (
+                Counter()
+            )  # rows in memory of slices that are paced, by the key of their hold
+            for live in partition.lives:
+                waiting[live.pace] += live.waiting
             for live in partition.lives:
                 if live.suspended:
                     continue
                 paced |= self._has_enough_of(live, partition, now_ms)
                 if not live.unread:
                     continue
-                enough = live.pace in waiting and waiting[live.pace] >= PACED_ROWS
-                if enough and partition.blocked_ms < live.slice.start_ms:
-                    paced = True
-                    continue
-                wanted.append(live)
-                if live.pace in waiting:
+                if live.pace is not None and partition.paces(live.pace):
+                    if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
+                        paced = True
+                        continue
                     waiting[live.pace] += PACED_ROWS
+                wanted.append(live)
         # Held tasks come last: there may be many, and the others are on time.
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
@@ -536,10 +433,10 @@ class LookAhead:
             held = self.held
         room = most - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._reader.at_once)
+        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
-        await self._reader.fetch(chunks, until_ms, full=held >= most)
+        await self._fetch(chunks, until_ms, full=held >= most)
         return True
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
@@ -553,14 +450,6 @@ class LookAhead:
         live.next_window(now_ms + self._window_ms)
         return False
 
-    def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
-        """Count the rows of paced slices in memory, by the key of their hold."""
-        waiting: dict[str | None, int] = {}
-        for live in partition.lives:
-            if live.pace is not None:
-                waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.paces(key)}
-
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
@@ -571,9 +460,9 @@ class LookAhead:
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
-            if len(chunks) == self._reader.at_once:
+            if len(chunks) == self._at_once:
                 break
-            rows = self._reader.rows_of(live, len(wanted))
+            rows = self._rows_of(live, len(wanted))
             count = min(rows, room)
             if live.pace is not None and self._owned[live.partition].paces(live.pace):
                 count = min(count, PACED_ROWS)
@@ -588,3 +477,102 @@ class LookAhead:
                 chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited, overlap)
                 chunks.append((live, chunk))
         return chunks
+
+    def _rows_of(self, live: LiveSlice, slices: int) -> int:
+        """Return how many rows to read from a slice when `slices` slices are read."""
+        few = CHUNKS_AT_ONCE[0]
+        # A few slices may be long: read less of each only if there are many.
+        together = max(few, min(self._at_once, slices))
+        most, least = FIRST_ROWS
+        if live.read_rows:
+            known = CHUNK_BYTES // max(1, int(live.row_bytes))
+        elif self._row_bytes:
+            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
+        else:
+            known = least
+        return max(1, min(CHUNK_ROWS * few // together, known))
+
+    async def _fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
+        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
+        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
+        few, many = CHUNKS_AT_ONCE
+        self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
+        failure = None
+        self._time_slice.begin()
+        for (live, chunk), answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                continue
+            if self._time_slice.over:
+                self._time_slice.end()
+                await asyncio.sleep(0)
+                self._time_slice.begin()
+            partition = self._owned.get(live.partition)
+            if partition is None or live.forgotten or live.cursor != chunk.first:
+                continue
+            if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
+                # Its rows changed: a failover lost some of the rows read, and puts have come since. Begin proves only
+                # the last row. If reading simply continued, the rows that replaced the lost ones would never be seen,
+                # and would be marked as done with them.
+                if answer.before:  # otherwise it is gone: most likely this node has dropped it
+                    log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
+                partition.forget(live)
+            else:
+                self._take_in(partition, live, chunk, answer, until_ms, full=full)
+        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
+        if with_stubs:
+            failure = await self._judge_stubs(with_stubs) or failure
+        self._loops.fire.wake()
+        if any(one.asks_planner for one in self._owned.values()):
+            self._loops.plan.wake()
+        if failure is not None:
+            raise failure
+
+    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
+        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
+        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
+        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
+        failure = None
+        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
+            if isinstance(bits, StoreError):
+                live.restart()
+                failure = bits
+                continue
+            partition = self._owned.get(live.partition)
+            if partition is not None and not live.forgotten:
+                live.judge_stubs(first, bits)
+                partition.took(live, time.monotonic())
+        return failure
+
+    def _take_in(
+        self,
+        partition: Partition,
+        live: LiveSlice,
+        chunk: read.Chunk,
+        answer: read.SliceRows,
+        until_ms: int,
+        *,
+        full: bool,
+    ) -> None:
+        if chunk.bitmaps:
+            live.load_bitmaps(answer.fired, answer.done)
+        live.unread = len(answer.rows) == chunk.rows
+        if not answer.rows:
+            return
+        live.open_window(until_ms)
+        live.absorb(answer.rows)
+        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
+        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
+        # although there is no room keeps what the next tick can use.
+        most = max(self.room.tasks // 2, 1)
+        if full:
+            most = min(most, max(self._rows_of(live, 1), self.room.tasks // 8))
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice) if live.has_lanes else None
+        if hold is not None:
+            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
+            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
+            hold.trim(live, max(self.room.tasks // 64, window, 1))
+        elif live.waiting > most:
+            live.trim(most // 2 + 1)
+        partition.took(live, time.monotonic())

@@ -314,8 +314,10 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
-        death = Death(flight.idh, letter.answered(response).encode(), now_ms)
+        dead_letter = DeadLetter.of(
+            body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback
+        )
+        death = Death(flight.idh, dead_letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
         return Settled(flight.live, flight.index, death=death)
 
@@ -324,7 +326,7 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
             died_ms=now_ms,
@@ -332,14 +334,14 @@ class Outcomes:
             entry=damaged.row,
         )
         failure = Failure(
-            id=letter.id,
+            id=dead_letter.id,
             target=UNREADABLE,
             attempt=1,
-            error=letter.reason,
+            error=dead_letter.reason,
             outcome="dead",
-            original_due_ms=letter.due_ms,
+            original_due_ms=dead_letter.due_ms,
             idempotency_key="",
         )
         self._failures.report(failure)
-        self.meters.buried("unreadable", letter.reason)
-        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, letter.encode(), now_ms))
+        self.meters.buried("unreadable", dead_letter.reason)
+        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))
