@@ -132,10 +132,6 @@ WINDOW_MS: Final = 300_000
 """Milliseconds of an hour slice held in memory at a time; less if room is short."""
 
 
-def _by_start(live: LiveSlice) -> int:
-    return live.slice.start_ms
-
-
 class LookAhead:
     """Keeps the owned partitions' slices in memory as far as the reach goes."""
 
@@ -171,7 +167,7 @@ class LookAhead:
         """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
-        """Partitions that waited for the listing of this round."""
+        """Partitions whose lanes waited for the listing of this round, and may begin again."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
 
@@ -196,7 +192,10 @@ class LookAhead:
         now_ms = self._store.clock.now_ms()
         self.room.measure()
         self._flow.most = int(min(self._flow.concurrency, self.room.flights))
-        self._look_at_lanes()
+        # Tasks that wait in lanes do not count as read ahead.
+        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
+        for partition in self._owned.values():
+            partition.fill_lanes(full=full)
         failure = await self._free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._open_ended() or failure
         failure = await self._poll(now_ms) or failure
@@ -204,27 +203,17 @@ class LookAhead:
         try:
             more = await self._read(now_ms)
         finally:
-            self._let_begin()  # even if one server is unavailable: these may be on another
+            if self._listed:
+                for partition in self._listed:  # even if one server is unavailable: these may be on another
+                    partition.waits_for_listing = False
+                self._listed.clear()
+                self._loops.fire.wake()
         if failure is not None:
             raise failure  # raise late: an unavailable server must not keep the others from being read
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._more_held else wait_ms / 1000)
-
-    def _let_begin(self) -> None:
-        """Let partitions begin again whose lanes waited for this listing."""
-        for partition in self._listed:
-            partition.waits_for_listing = False
-        if self._listed:
-            self._listed.clear()
-            self._loops.fire.wake()
-
-    def _look_at_lanes(self) -> None:
-        """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
-        for partition in self._owned.values():
-            partition.fill_lanes(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
@@ -402,28 +391,7 @@ class LookAhead:
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. Return True if there is more to read at once."""
         until_ms = now_ms + self._window_ms
-        wanted: list[LiveSlice] = []
-        paced = False
-        for partition in self._owned.values():
-            waiting: Counter[str | None] = (
-                Counter()
-            )  # rows in memory of slices that are paced, by the key of their hold
-            for live in partition.lives:
-                waiting[live.pace] += live.waiting
-            for live in partition.lives:
-                if live.suspended:
-                    continue
-                paced |= self._has_enough_of(live, partition, now_ms)
-                if not live.unread:
-                    continue
-                if live.pace is not None and partition.paces(live.pace):
-                    if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
-                        paced = True
-                        continue
-                    waiting[live.pace] += PACED_ROWS
-                wanted.append(live)
-        # Held tasks come last: there may be many, and the others are on time.
-        wanted.sort(key=_by_start)
+        wanted, paced = self._wanted(now_ms)
         held = self.held if wanted else 0
         # Treat little room as none: in a backlog every tick frees some, and reading few rows at a time is inefficient.
         most = self.room.tasks
@@ -438,6 +406,31 @@ class LookAhead:
             return False
         await self._fetch(chunks, until_ms, full=held >= most)
         return True
+
+    def _wanted(self, now_ms: int) -> tuple[list[LiveSlice], bool]:
+        """Return the slices with rows to read, and whether others are left because they leave gradually."""
+        wanted: list[LiveSlice] = []
+        paced = False
+        for partition in self._owned.values():
+            waiting = Counter[str]()  # rows in memory of slices that are paced, by the keys of their holds
+            for live in partition.lives:
+                if live.pace is not None:
+                    waiting[live.pace] += live.waiting
+            for live in partition.lives:
+                if live.suspended:
+                    continue
+                paced |= self._has_enough_of(live, partition, now_ms)
+                if not live.unread:
+                    continue
+                if live.pace is not None and partition.paces(live.pace):
+                    if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
+                        paced = True
+                        continue
+                    waiting[live.pace] += PACED_ROWS
+                wanted.append(live)
+        # Held tasks come last: there may be many, and the others are on time.
+        wanted.sort(key=lambda live: live.slice.start_ms)
+        return wanted, paced
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
