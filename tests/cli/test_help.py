@@ -1,6 +1,7 @@
 """The help of every command has examples that work, and a bar is drawn for people only."""
 
 import io
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ PROMISED = (
     *(f"lane {name}" for name in ("list", "show", "retry-head", "skip-head", "resume")),
     *(f"dead {name}" for name in ("list", "show", "replay", "drop")),
     *(f"key {name}" for name in ("add", "list", "revoke")),
+    *(f"run {name}" for name in ("list", "show", "log", "stats")),
     "cluster status",
 )  # fmt: skip
 """The commands whose names are promised to people."""
@@ -92,6 +94,14 @@ def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
     assert given or not rest
 
 
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_fit_a_terminal_of_80_columns(name: str) -> None:
+    command, _ = find(name.split())
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True)).partition("Examples:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.sub(r" \\\n +", " ", shown).split("\n")[2:] == [f"    {line}" for line in EXAMPLES[name]]
+
+
 OLD = [
     ("task list", "--due-after", "--after"),
     ("task count", "--due-before", "--before"),
@@ -140,15 +150,15 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
 
 
 def test_without_a_total_a_bar_counts_and_one_that_was_too_small_grows() -> None:
-    for total, shown in ((None, "7 letters"), (3, "7 of 7 letters")):
+    for total, shown in ((None, "7 dead letters"), (3, "7 of 7 dead letters")):
         terminal = Terminal()
-        with ProgressBar("letters", terminal) as bar:
+        with ProgressBar("dead letters", terminal) as bar:
             bar(7, total)
         assert shown in terminal.getvalue()
 
 
 def test_a_bar_that_is_not_wanted_is_not_drawn() -> None:
     terminal = Terminal()
-    with ProgressBar("letters", terminal, shown=False) as bar:
+    with ProgressBar("dead letters", terminal, shown=False) as bar:
         bar(1, 1)
     assert terminal.getvalue() == ""

@@ -132,9 +132,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
     assert owned[0].lease_until == asked_at + LONG_S
 
 
-async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just_anyone(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_partitions_wait_one_lease_for_their_former_node(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had it, or is planned for it, may only be late: partitions would go to and fro."""
     server.call("FLUSHALL")
     clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
@@ -157,7 +155,7 @@ async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just
 # -- a stop that meets an acquire ---------------------------------------------------------------------------
 
 
-async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     engine.follow(set(), set())
     await engine.start()
@@ -171,7 +169,7 @@ async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Stor
     assert await holders(store) == set(), "locked for a lease by a node that is gone"
 
 
-async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_to_an_interrupted_start_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     async with slow_answers(store, "acquire") as (asked, answer):
         starting = asyncio.create_task(engine.start())
@@ -184,7 +182,7 @@ async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(sto
     assert await holders(store) == set()
 
 
-async def test_what_was_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
+async def test_a_partition_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
     sink = Gated()
     engine = Engine(store, {"log": sink}, EngineOptions(lease_s=LONG_S))
     engine.follow({0}, set())
@@ -234,7 +232,7 @@ async def test_after_an_outage_the_owners_come_back_before_anybody_takes_spare_p
     assert set(keeper._owned) == {0}
 
 
-async def test_a_server_that_is_away_does_not_keep_spare_partitions_of_others_from_being_taken(store: Store) -> None:
+async def test_an_unavailable_server_does_not_keep_partitions_of_others_from_being_taken(store: Store) -> None:
     keeper = keeper_of(store)
     keeper.follow({0}, set())
     keeper._spare_at = 0.0
@@ -255,7 +253,7 @@ async def test_spare_partitions_are_left_to_their_planned_owners_by_a_node_that_
     assert set(keeper._owned) == {0}
 
 
-async def test_a_hand_over_whose_call_to_the_others_fails_goes_on(store: Store) -> None:
+async def test_a_hand_over_continues_although_notifying_the_others_failed(store: Store) -> None:
     keeper, other = keeper_of(store), keeper_of(store, "other")
     other.follow({1}, set())
     await other.step()
@@ -281,7 +279,7 @@ async def test_a_release_that_got_lost_is_repeated(store: Store, fault: Any) -> 
     assert await holders(store) == ALL - {3}
 
 
-async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it_is_not_wanted_any_more(
+async def test_a_partition_granted_in_a_lost_reply_is_given_back_if_it_is_no_longer_planned(
     store: Store,
 ) -> None:
     await keeper_of(store, "loads the script").step()
@@ -298,7 +296,7 @@ async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it
     assert await holders(store) == {1} == set(keeper._owned)
 
 
-async def test_firing_goes_on_at_once_where_nobody_waits_any_more(store: Store) -> None:
+async def test_firing_resumes_at_once_if_no_node_waits_for_the_partition_any_more(store: Store) -> None:
     told: list[int] = []
     keeper = keeper_of(store, changed=lambda: told.append(1))
     await keeper.step()
@@ -375,7 +373,7 @@ async def test_a_record_that_cannot_be_read_breaks_no_node(store: Store) -> None
         {"version": "1.5"},
     ],
 )
-async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: dict[str, str]) -> None:
+async def test_an_unreadable_plan_is_replaced(store: Store, fields: dict[str, str]) -> None:
     given: list[set[int]] = []
     node = membership_of(store, "node", lambda mine, _: given.append(mine))
     await node.enter()
@@ -391,7 +389,7 @@ async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: 
 
 
 @pytest.mark.parametrize("term", ["garbage", "1.5", ""])
-async def test_a_leadership_that_cannot_be_read_is_taken_anew(store: Store, term: str) -> None:
+async def test_an_unreadable_leadership_is_taken_again(store: Store, term: str) -> None:
     await store.run_one(store.keys.slot, [("HSET", store.keys.leader, "id", "x", "nonce", "y", "term", term)])
     node = membership_of(store, "node")
     await node.enter()

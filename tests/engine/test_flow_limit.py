@@ -151,7 +151,7 @@ def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
     assert (flow_limit.starved, flow_limit.room(0, MOST)) == (False, 1)
 
 
-def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
+def test_no_more_lanes_are_reopened_than_there_is_room() -> None:
     made, _, _ = make_flow(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
     [flow_limit] = made.bounded
     flow_limit.permits = 2
@@ -161,7 +161,7 @@ def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
     assert made.may_open("valve:unknown"), "nothing holds these up any more"
 
 
-def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
+def test_tasks_that_a_former_owner_held_by_a_breaker_are_probed_first() -> None:
     made, clock, _ = make_flow(FlowOptions(BreakerPolicy(probes=2), limits={"target:shop": Limit(Rate(100))}))
     made.inherited(HoldRecord("valve:target:shop", "valve:target:shop", 1, code="rate-limited"))
     made.inherited(HoldRecord("pause:all", "pause:all", 1))

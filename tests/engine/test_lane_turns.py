@@ -52,12 +52,12 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
     assert lanes.leaving() == [second]
 
 
-def test_no_more_lanes_are_asked_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_no_more_lanes_are_asked_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
     offer(lanes, *(flight(5, lane=f"l{n}") for n in range(5)))
     assert [len(lanes.leaving(most=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_they_leave_out_of_no_more_slices_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_lanes_leave_from_no_more_slices_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
     apart = [flight(5, lane=f"l{n}") for n in range(5)]
     together = [flight(5, lane=f"m{n}") for n in range(5)]
     for one in together:
@@ -71,7 +71,7 @@ def test_they_leave_out_of_no_more_slices_at_once_than_told_and_none_is_forgotte
     assert len(leaving) + len(lanes.leaving()) == 10
 
 
-def test_those_who_wait_in_memory_are_counted(lanes: Lanes) -> None:
+def test_tasks_that_wait_in_memory_are_counted(lanes: Lanes) -> None:
     first, second, third = flight(5), flight(6), flight(7)
     offer(lanes, first, second, third)
     assert lanes.behind == 3
@@ -91,7 +91,7 @@ def test_the_earlier_due_leaves_first_whoever_came_first(lanes: Lanes) -> None:
     assert lanes.leaving() == [early]
 
 
-def test_of_two_due_at_once_the_one_that_was_accepted_first_leaves_first(lanes: Lanes) -> None:
+def test_the_first_accepted_of_two_tasks_due_at_once_leaves_first(lanes: Lanes) -> None:
     first, second = flight(5), flight(5)
     offer(lanes, second, first)
     assert lanes.leaving() == [first]
@@ -116,7 +116,7 @@ def test_a_lane_waits_for_the_retry_of_its_head(lanes: Lanes) -> None:
     assert lanes.leaving() == [behind]
 
 
-def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None:
+def test_a_new_owner_of_a_held_lane_waits_too(lanes: Lanes) -> None:
     lanes.wait("l", b"h" * 16)
     offer(lanes, flight(5))
     assert lanes.leaving() == []
@@ -166,7 +166,7 @@ def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: L
     assert lanes.leaving() == [retry]
 
 
-def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
+def test_tasks_of_a_forgotten_slice_are_skipped(lanes: Lanes) -> None:
     first, gone, last = flight(5), flight(6), flight(7)
     offer(lanes, first, gone, last)
     assert lanes.leaving() == [first]
@@ -209,7 +209,7 @@ def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> No
     assert lanes.leaving(now_ms=500) == [head]
 
 
-def test_a_head_whose_slice_is_read_anew_leaves_again(lanes: Lanes) -> None:
+def test_a_head_whose_slice_is_read_again_leaves_again(lanes: Lanes) -> None:
     """Its outcome will not be taken: were the lane to wait for it, it would wait for ever."""
     head = flight(5)
     offer(lanes, head, flight(6))
@@ -221,7 +221,7 @@ def test_a_head_whose_slice_is_read_anew_leaves_again(lanes: Lanes) -> None:
     assert lanes.leaving() == [again]
 
 
-def test_a_head_on_its_retry_whose_slice_is_read_anew_is_still_the_head(lanes: Lanes) -> None:
+def test_a_head_on_its_retry_whose_slice_is_read_again_is_still_the_head(lanes: Lanes) -> None:
     head = flight(5, attempt=2)
     lanes.wait("l", head.idh)
     offer(lanes, head, flight(1))
@@ -234,7 +234,7 @@ def test_a_head_on_its_retry_whose_slice_is_read_anew_is_still_the_head(lanes: L
     assert lanes.leaving() == [again]
 
 
-def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) -> None:
+def test_another_slice_read_again_changes_nothing_for_the_head(lanes: Lanes) -> None:
     head, other = flight(5), flight(6)
     offer(lanes, head, other)
     assert lanes.leaving() == [head]
@@ -242,7 +242,7 @@ def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) 
     assert lanes.leaving() == []
 
 
-def test_a_head_that_did_not_leave_and_whose_row_was_let_go_holds_up_nobody() -> None:
+def test_a_head_that_did_not_leave_and_whose_row_was_released_does_not_block_its_lane() -> None:
     partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     partition.add(live)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
@@ -56,7 +57,7 @@ class _LazyGroup(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise typer.Exit(0) from None  # whoever read our output (head, less) has seen enough
+            raise typer.Exit(0) from None  # the reader of our output (head, less) has seen enough
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -238,7 +239,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring dead replay --target 'kafka:*' --rate 100 --dry-run",
     ),
     "dead drop": ("mainspring dead drop --died-before 2030-01-01T00:00:00Z --yes",),
-    "dead export": ("mainspring dead export -o letters.ndjson",),
+    "dead export": ("mainspring dead export -o dead-letters.ndjson",),
     "pause": ("mainspring pause --target 'kafka:*' --reason deploy --for 30m", "mainspring pause --all"),
     "resume": ("mainspring resume --target 'kafka:*'",),
     "pauses": ("mainspring pauses",),
@@ -284,13 +285,28 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+EXAMPLE_WIDTH: Final = 72
+"""Columns of an example: help pages indent it, and a terminal may have 80."""
+
+
+def folded(line: str) -> str:
+    """Return a command as one types it: a long one continues on the next line, before an option or a bar."""
+    lines: list[str] = []
+    for part in re.split(r" (?=--|[|] )", line):
+        if lines and len(lines[-1]) + len(part) < EXAMPLE_WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return " \\\n".join(lines)
+
+
 def with_examples(command: Any, name: str) -> Any:
     """Add the examples to the help of a command and its subcommands, and show their summaries whole, not cut."""
     command.short_help = (command.help or "").partition("\n\n")[0].replace("\n", " ")
     lines = EXAMPLES.get(name)
     if lines:
         note = f"{command.epilog}\n\n" if command.epilog else ""
-        command.epilog = f"{note}Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+        command.epilog = f"{note}Examples:\n\n\b\n" + indent("\n".join(map(folded, lines)), "  ")
     for below, one in getattr(command, "commands", {}).items():
         with_examples(one, f"{name} {below}")
     return command

@@ -54,7 +54,7 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 at a warning as well.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Check the whole set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
+    """Check the set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
 
     Over an API the node looks at them in your place, which takes an admin's key.
 
@@ -98,7 +98,7 @@ def _over(api: "Api") -> list[DoctorFinding]:
 verify_app = new_app()
 
 MOST_SHOWN: Final = 20
-"""Findings of one kind shown to people; JSON has more."""
+"""Findings of one kind that are shown to people; JSON has more."""
 
 
 @verify_app.command("verify")
@@ -182,7 +182,7 @@ notify_app = new_group(help="Channels of notices: list them, try one; beats of j
 
 @notify_app.command("list")
 def list_channels(namespace: Namespace = None, config: Settings = None, json: Json = False) -> None:
-    """List the channels of the settings: where each leads, and what it is told."""
+    """List the channels of the settings: where each leads, and which notices it gets."""
     found = load(None, None, namespace, config)
     channels = found.notify.of(found.namespace)
     rows = [{"channel": one.name, "to": one.way.shown, "told": one.rule.shown} for one in channels.values()]
@@ -201,7 +201,7 @@ def try_channel(
     namespace: Namespace = None,
     config: Settings = None,
 ) -> None:
-    """Send a notice through a channel of the settings, from here and now, and say whether it was accepted."""
+    """Send a notice through a channel of the settings, from this machine, and say whether it was accepted."""
     found = load(None, None, namespace, config)
     if channel not in found.notify:
         hint = f"there are {', '.join(found.notify)}" if found.notify else "add [notify.<name>] to the settings"
@@ -242,5 +242,5 @@ def send_beat(
     timezone: Annotated[str | None, typer.Option("--tz", "--timezone", help="Its time zone; UTC.")] = None,
     grace: Annotated[str | None, typer.Option(help="How late a beat may come; 1m.")] = None,
 ) -> None:  # fmt: skip
-    """Say that a job which others run has ended well, and when the next beat is expected."""
+    """Report that a job of another program has succeeded, and when the next beat is expected."""
     with_client(config, lambda client: client.beat(name, every=every, cron=cron, timezone=timezone, grace=grace))

@@ -1,4 +1,4 @@
-"""`mainspring config`: every setting, its value, and who said so; and the settings that the namespace keeps."""
+"""`mainspring config`: every setting, its value and source; and the settings that the namespace keeps."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ app = new_group()
 
 @app.callback()
 def config() -> None:
-    """Settings: what holds, and where it comes from."""
+    """Settings: their values, and where each comes from."""
 
 
 @app.command(
@@ -103,7 +103,7 @@ async def _shared(loaded: Config) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def _opened(loaded: Config, *, makes: bool) -> "AsyncIterator[Store]":
-    """The namespace, whatever the settings here say of what it keeps: it is about to be changed, or to be seen."""
+    """Open the namespace without this process's values of shared settings: they are to be changed or shown."""
     from mainspring.store.store import Store
 
     async with (
@@ -118,7 +118,7 @@ async def _opened(loaded: Config, *, makes: bool) -> "AsyncIterator[Store]":
 
 
 def _flags(args: list[str]) -> dict[str, object]:
-    """`--port 9000`, `--port=9000`: settings by the names they have as flags."""
+    """Read settings given as flags, `--port 9000` or `--port=9000`."""
     found: dict[str, object] = {}
     rest = iter(args)
     for word in rest:
@@ -134,7 +134,7 @@ def _flags(args: list[str]) -> dict[str, object]:
 
 
 def shown(settings: Config, name: str) -> Any:
-    """A value for people and programs, without what is secret."""
+    """Return a value for people and programs, without secrets."""
     field = SETTINGS[name].field
     value = settings.value_of(field)
     if name == "redis_url":

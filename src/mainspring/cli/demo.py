@@ -1,4 +1,4 @@
-"""`mainspring demo …`: the whole road at full speed, with the figures every second."""
+"""`mainspring demo …`: the whole path at full speed, with figures every second."""
 
 import sys
 from collections.abc import Callable

@@ -171,7 +171,7 @@ Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 def pause(
     config: "Config",
     everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
-    reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; shown with the pause.")] = "",
     by: Annotated[str | None, typer.Option("--by", "--who", help="Who; default is the user of this machine.")] = None,
     for_: Annotated[str | None, typer.Option("--for", help="End by itself after this long: 30m, 1h.")] = None,
     until: Annotated[str | None, typer.Option(help="End by itself at this time.")] = None,

@@ -1,4 +1,4 @@
-"""Lists: one look, and the same options, for every command that prints rows."""
+"""Lists: the same look and the same options for every command that prints rows."""
 
 import inspect
 import sys
@@ -53,15 +53,15 @@ Cell = str | Instant
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list command found."""
+    """The result of a list command."""
 
     columns: tuple[str, ...]
     """Headers. The column `named` identifies a row: `-o name` prints it alone."""
     rows: Sequence[Sequence[Cell]]
     value: Any
-    """The same for programs."""
+    """The rows for programs."""
     empty: str
-    """What to say without rows: "no tasks are pending"."""
+    """The message if there are no rows: "no tasks are pending"."""
     hint: str = ""
     """The next command to try if there are no rows."""
     more: str | None = None

@@ -70,7 +70,7 @@ def _instant(text: str, tz: str) -> int:
     """Without an offset it is a time of the zone: that is what a person previewing a local time means."""
     try:
         at_ms = local_ms(text, tz, "--from")
-    except OverflowError:  # an offset leads out of the calendar
+    except OverflowError:  # the offset moves it beyond the calendar
         at_ms = -1
     if not 0 <= at_ms < LAST_START_MS:
         raise InvalidInput(f"--from {text[:40]!r} lies outside of what can be shown: give a time from 1970 to 3084")

@@ -79,11 +79,11 @@ _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("exclude", "cron", "every"), ([""], [])),
     "max_runs": (0, None),
 }
-"""Empty values by which an edit removes a field, and what the client takes for them."""
+"""Empty values with which an edit removes a field, and what the client gets instead."""
 
 
 def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all of these options; it gets what was said as `fields`.
+    """Give a command all of these options; it gets the given values as `fields`.
 
     A command line is made from the signature of a function: this one has the options in the place of `fields`.
     """
@@ -191,7 +191,7 @@ def diff(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show what `edit` with the same options would change, and the next three runs after it."""
+    """Show what `edit` with the same options would change, and the next three runs afterwards."""
     _show_diff(load(redis_url, data_dir, namespace, config), name, fields, json)
 
 
@@ -250,7 +250,7 @@ def rollback(
     generation: Annotated[int | None, typer.Argument(help="Which; default the one before this.")] = None,
     by: ChangedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Make a former revision the present one again."""
+    """Restore a former revision."""
     view = with_client(config, lambda client: client.schedules.rollback(name, generation, by=_author(by)))
     _show(view, config, json, warns=True)
 
@@ -276,7 +276,7 @@ def backfill(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Run what was planned in a past range; what ran already is left alone."""
+    """Run what was planned in a past range, except what has run already."""
     with ProgressBar("runs", shown=not json) as bar:
         done = with_client(
             config,

@@ -40,7 +40,7 @@ def apply(
     prune: Annotated[bool, typer.Option("--prune", help="Remove those of this source that it lacks.")] = False,
     source: ScheduleSource = None, dry_run: ApplyDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
+    """Apply the schedules of a file to the server; shows what changes, and is safe to repeat."""
     whose, wanted = read_file(file, source, timezone=config.timezone)
     applied = with_client(config, lambda client: _apply(client, wanted, whose, prune, dry_run), makes=not dry_run)
     _show_applied(applied, config, dry_run, json)
@@ -107,7 +107,7 @@ def import_(
     out: Annotated[Path | None, typer.Option(help="Write a file for `apply` instead of adding them.")] = None,
     source: ScheduleSource = None, dry_run: ApplyDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Take over schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be."""
+    """Import schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be imported."""
     found = _read(kind, file, tz or config.timezone, system, url, prefix)
     whose = source or (file.stem if file is not None else kind)
     text = to_toml(found) if out is not None else ""

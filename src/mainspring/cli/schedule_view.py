@@ -43,7 +43,7 @@ def _row(view: ScheduleView) -> tuple[Cell, ...]:
 
 
 def lines(view: ScheduleView) -> list[str]:
-    """All there is to say of one."""
+    """Print everything about one schedule."""
     definition = view.definition
     shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
     shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
@@ -71,7 +71,7 @@ def lines(view: ScheduleView) -> list[str]:
 
 
 def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
-    """The next three runs of a definition that is not stored, or was just now."""
+    """Return the next three runs of a definition that is not stored, or was stored just now."""
     if definition.anchor_ms is None:
         definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
@@ -90,7 +90,7 @@ def _run(definition: Definition, run: PastRun) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Cron lines side by side, payloads as the JSON they are."""
+    """Return a value for people: cron lines side by side, payloads as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value):
@@ -99,7 +99,7 @@ def _plain(value: Any) -> str:
 
 
 def revision(definition: Definition, former: Definition | None) -> list[str]:
-    """A revision, and what it changed."""
+    """Return a revision, and what it changed."""
     by = f" by {definition.by}" if definition.by else ""
     note = f": {definition.note}" if definition.note else ""
     head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
@@ -197,7 +197,7 @@ def lint(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Say what is probably not meant: clock changes, retries longer than the interval, everyone at midnight.
+    """Report probable mistakes: clock changes, retries longer than the interval, many runs at midnight.
 
     Exit code 1 if there is anything to say.
     """
@@ -216,7 +216,7 @@ def lint(
 
 def _of_server(loaded: "Config", names: list[str] | None) -> "dict[str, Sequence[Finding]]":
     async def work(client: "Client") -> list[ScheduleView]:
-        # One by one over an API, also when all are meant: its lists leave findings out.
+        # Over an API read them one by one, even if all are wanted: its lists leave out findings.
         wanted = names or [view.name async for view in client.schedules.all()]
         return list((await client.schedules.get_many(wanted)).values())
 

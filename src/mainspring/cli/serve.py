@@ -37,11 +37,11 @@ worker_log = logging.getLogger("mainspring.worker")
 Result = TypeVar("Result")
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
-"""Tasks are hidden from the collector; what it would scan is mostly long-lived, and scanning it frees nothing."""
+"""Rare, because tasks are hidden from the collector: what it would scan is mostly long-lived, and frees nothing."""
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Like `asyncio.run`, on uvloop if it is installed."""
+    """Run a coroutine like `asyncio.run`, on uvloop if it is installed."""
     keep_what_is_there()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -70,7 +70,7 @@ def set_up(form: LogFormat, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # asyncio says at debug level which selector it uses, and little else.
+    # At debug level asyncio logs which selector it uses, and little else.
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
@@ -166,7 +166,7 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, m
     from mainspring.node.supervisor import ParentWatch
 
     node = Node(config)
-    # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
+    # This signal restarts a child of a supervisor; a closed terminal sends it as well.
     node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
     parent = None if parent_fd is None else ParentWatch(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)

@@ -76,7 +76,7 @@ def put(
             makes=True,
         )  # fmt: skip
     except NotConfirmed as error:
-        # It is stored: without its id it could not be found again.
+        # The task is stored: without its id it could not be found again.
         if error.handles and error.handles[0] is not None:
             _show_handle(error.handles[0], json)
         raise
@@ -121,7 +121,7 @@ def result(
     wait: Annotated[str, typer.Option(help="How long to wait for its end, e.g. 30s.")] = "0s",
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Show how a task ended: what a webhook was answered, a command printed, a handler returned.
+    """Show how a task ended: the answer of a webhook, the output of a command, the value of a handler.
 
     Exit code 1 if it has not ended, or if nothing of it is kept. The server may be unavailable while this waits.
     """
@@ -219,7 +219,7 @@ def cancel(config: "Config", ids: list[str], lane: TaskLane = None, json: Json =
 async def _cancelled(
     client: "Client", ids: list[str], lane: str | None
 ) -> tuple[list[BulkCancelOutcome], list[Ambiguous]]:
-    """What became of each; and of ids that tasks of several lanes have, which lanes these are."""
+    """Return each answer; for an id that tasks of several lanes have, those lanes."""
     outcomes = await client.cancel_many(ids, lane=lane)
     several: list[Ambiguous] = []
     for id in dict.fromkeys(id for id, outcome in zip(ids, outcomes, strict=True) if outcome == "ambiguous"):
@@ -260,7 +260,7 @@ async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, 
     from mainspring.client.http import RemoteClient
 
     with contextlib.closing(remote(config)) as api:
-        # It has the methods that commands call, under the same names: a test compares them.
+        # RemoteClient has the methods that commands call, under the same names: a test compares them.
         return await work(cast("Client", RemoteClient(api)))
 
 

@@ -15,7 +15,7 @@ from ..model.text import check_text
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from ..store.store import Store
 from ..store.tasks import dead_letters
-from ..store.tasks.dead_letters import AT_ONCE, KeptLetter, Replayer
+from ..store.tasks.dead_letters import AT_ONCE, KeptDeadLetter, Replayer
 from ..store.tasks.find import resolve
 
 P = ParamSpec("P")
@@ -60,7 +60,7 @@ class DeadLetters:
         Raises Ambiguous if tasks of several lanes have the id and no `lane` is named.
         """
         kept = await self._find(id, lane)
-        return None if kept is None else kept.letter
+        return None if kept is None else kept.dead_letter
 
     async def replay(
         self,
@@ -178,7 +178,7 @@ class DeadLetters:
         where = _filter(target, lane, reason, died_after, died_before)
         namespace, count = self._store.keys.namespace, 0
         async for some in dead_letters.walk(self._store, where):
-            write(b"".join(msgspec.json.encode(kept.letter.as_dict(namespace)) + b"\n" for kept in some))
+            write(b"".join(msgspec.json.encode(kept.dead_letter.as_dict(namespace)) + b"\n" for kept in some))
             count += len(some)
             if progress is not None:
                 progress(count)
@@ -190,8 +190,8 @@ class DeadLetters:
         """Limit a filter to what has died by now: otherwise tasks that die again would be replayed without end."""
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self._store.sample_clock() + 1))
 
-    async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
-        return await dead_letters.find_letter(self._store, await resolve(self._store, id, lane))
+    async def _find(self, id: str, lane: str | None) -> KeptDeadLetter | None:
+        return await dead_letters.find_dead_letter(self._store, await resolve(self._store, id, lane))
 
     async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:
@@ -305,7 +305,7 @@ def _filter(
     return DeadFilter(target, lane, reason, from_ms, to_ms)
 
 
-async def _portions(walked: AsyncIterator[list[KeptLetter]], size: int) -> AsyncIterator[list[KeptLetter]]:
+async def _portions(walked: AsyncIterator[list[KeptDeadLetter]], size: int) -> AsyncIterator[list[KeptDeadLetter]]:
     async for some in walked:
         for at in range(0, len(some), size):
             yield some[at : at + size]

@@ -15,6 +15,7 @@ from ..model.delivery import (
     UNREADABLE,
     Body,
     Dead,
+    Done,
     Failure,
     Fate,
     Outcome,
@@ -24,11 +25,13 @@ from ..model.delivery import (
     was_sent,
 )
 from ..model.ids import idh_of, occurrence_id
+from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
+    DELIVERED,
     LOST,
     PASSED_ENDS,
     HistoryRules,
@@ -47,6 +50,7 @@ from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
+from ..store.records import KeptResult
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
@@ -222,6 +226,28 @@ class Outcomes:
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
+    def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
+        """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
+        runs, answer = self.runs(flight, DELIVERED, said, began_ms), self._answer(flight, said)
+        return Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+
+    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
+        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
+        if not outcome.keep_ms or outcome.response is None:
+            return None
+        now_ms = self._clock.now_ms()
+        result = Result(
+            "done",
+            attempt=flight.attempt,
+            worker=self._node,
+            target=flight.target,
+            due_ms=flight.original_due_ms,
+            started_ms=now_ms - outcome.response.duration_ms,
+            ended_ms=now_ms,
+            response=outcome.response,
+        )
+        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
+
     def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
@@ -316,8 +342,10 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
-        death = Death(flight.idh, letter.answered(response).encode(), now_ms)
+        dead_letter = DeadLetter.of(
+            body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback
+        )
+        death = Death(flight.idh, dead_letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
         return Settled(flight.live, flight.index, death=death)
 
@@ -326,7 +354,7 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
             died_ms=now_ms,
@@ -334,14 +362,14 @@ class Outcomes:
             entry=damaged.row,
         )
         failure = Failure(
-            id=letter.id,
+            id=dead_letter.id,
             target=UNREADABLE,
             attempt=1,
-            error=letter.reason,
+            error=dead_letter.reason,
             outcome="dead",
-            original_due_ms=letter.due_ms,
+            original_due_ms=dead_letter.due_ms,
             idempotency_key="",
         )
         self._failures.report(failure)
-        self.meters.buried("unreadable", letter.reason)
-        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, letter.encode(), now_ms))
+        self.meters.buried("unreadable", dead_letter.reason)
+        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))

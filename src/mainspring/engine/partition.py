@@ -478,7 +478,13 @@ class Partition:
             self.lanes.wake_barred()
         match status:
             case "ok":
-                return self._applied(call, x)
+                work = call.section if isinstance(call, BeginCall) else call.work
+                self.seq = work.seq
+                for live, touch in zip(call.touched, work.touches, strict=True):
+                    live.proven = max(live.proven, touch.m)
+                if isinstance(call, BeginCall):
+                    return self._begun(call, x)
+                self.needs_listing = self.needs_listing or bool(call.work.retries)
             case "stale":
                 handed = chain.from_iterable(call.handed.values()) if isinstance(call, CommitCall) else ()
                 for live in dict.fromkeys((*call.touched, *(group.live for group in handed))):
@@ -490,17 +496,6 @@ class Partition:
                     self.block(call.section.max_due_ms or 0)
             case _:
                 raise PartitionLost(status)
-        return []
-
-    def _applied(self, call: OwnerCall, x: Sequence[bytes]) -> list[FlightGroup]:
-        work = call.section if isinstance(call, BeginCall) else call.work
-        self.seq = work.seq
-        for live, touch in zip(call.touched, work.touches, strict=True):
-            live.proven = max(live.proven, touch.m)
-        if isinstance(call, BeginCall):
-            return self._begun(call, x)
-        if call.work.retries:
-            self.needs_listing = True
         return []
 
     def _begun(self, begun: BeginCall, x: Sequence[bytes]) -> list[FlightGroup]:
@@ -564,15 +559,12 @@ class Partition:
         if self.dirty_since == inf:
             self.dirty_since = since_s
 
-    def take_damaged(self) -> list[Damaged]:
-        """Return the entries found since the last call that cannot be read."""
-        damaged, self._due_selector.damaged = self._due_selector.damaged, []
-        return damaged
-
-    def take_passed(self) -> list[tuple[Definition, NotRun]]:
-        """Return the planned times that did not run, noted since the last call."""
-        passed, self.chains.passed = self.chains.passed, []
-        return passed
+    def take_notes(self) -> tuple[list[Damaged], list[tuple[Definition, NotRun]]]:
+        """Return what begins came across since the last call: entries that cannot be read, and planned times that did
+        not run."""
+        notes = self._due_selector.damaged, self.chains.passed
+        self._due_selector.damaged, self.chains.passed = [], []
+        return notes
 
     # -- lanes ------------------------------------------------------------------------------------------
 
@@ -660,10 +652,6 @@ class Partition:
     def waits_for_workers(self) -> bool:
         """True if something waits for workers or their acks."""
         return bool(self._awaited or self._put_off)
-
-    @property
-    def awaits_acks(self) -> bool:
-        return bool(self._awaited)
 
     def back_from_worker(self, address: bytes, idh: bytes | None = None) -> Flight | None:
         """Return the task at this address that a worker has ended; None if it is not awaited, or is another one."""

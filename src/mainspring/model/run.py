@@ -22,7 +22,7 @@ from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
 from .targets.names import shown_target
-from .task import pattern_fits
+from .task import fits_one, pattern_fits
 
 UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
@@ -273,6 +273,8 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
     queue: str | None = None
     by: str | None = None
     """The node or worker."""
+    allowed: tuple[str, ...] | None = None
+    """Patterns of targets of which one must fit."""
     ends: frozenset[RunEnd] | None = None
     from_ms: int = 0
     """When a run was recorded, included: within milliseconds of its end."""
@@ -290,6 +292,7 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
             and (self.queue is None or record.queue == self.queue)
             and (self.by is None or record.by == self.by)
             and (self.target is None or pattern_fits(self.target, record.target))
+            and (self.allowed is None or fits_one(self.allowed, record.target))
         )
 
 

@@ -97,7 +97,7 @@ def _tasks(engine: Engine) -> Iterator[Family]:
         skipped,
     )
     text = "Dead letters dropped by the limits on age and number."
-    dropped = engine.sweeper.letters_dropped
+    dropped = engine.sweeper.dead_letters_dropped
     yield family("mainspring_dead_letters_dropped_total", "counter", text, "reason", dropped)
     timed = {
         "lateness": ("Seconds from the due time (or the put, if later) to the start of the delivery.", meters.lateness),
