@@ -54,6 +54,7 @@ def test_every_public_call_has_a_docstring() -> None:
 
 
 ONLY_INSIDE = {
+    "Expected",
     "Store",
     "Cron",
     "CronExclusion",
@@ -149,7 +150,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert names == {file for file in files if "__pycache__" not in file}
 
 
-def test_what_ships_for_tests_is_documented_or_used_by_what_ships() -> None:
+def test_test_tools_that_ship_are_documented_or_used() -> None:
     """What only the tests of this repository use is in tests/support."""
     package = ROOT / "src" / "mainspring"
     shipped = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}

@@ -158,7 +158,7 @@ async def test_an_unknown_path_reveals_nothing(api: Api) -> None:
     "header",
     ["msk_", "Bearer", "Bearer msk_short", "Basic bXNrXw==", "Bearer msk_" + "x" * 43, "Bearer \xff", "bearer  "],
 )
-async def test_what_is_no_key_opens_nothing(api: Api, header: str) -> None:
+async def test_a_text_that_is_no_key_opens_nothing(api: Api, header: str) -> None:
     await api.key("admin")
     answer = await api.get("/v1/tasks", authorization=header)
     assert (answer.status, answer.problem) == (401, "unauthenticated")
@@ -471,7 +471,7 @@ async def test_a_bound_key_learns_nothing_of_the_queues_and_workers_of_others(ap
     assert "worker" not in (await api.get("/v1/tasks/well/explain", **reader)).json["text"]
 
 
-async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> None:
+async def test_tasks_for_other_targets_do_not_exist_for_a_bound_key(bound: Api) -> None:
     assert (await bound.get("/v1/tasks/mine")).status == 200
     for method, path in (
         ("GET", "/v1/tasks/theirs"),
@@ -710,7 +710,7 @@ async def test_a_replaced_task_is_written_down_though_the_put_was_not_confirmed(
 
 
 @pytest.mark.parametrize(("route", "done"), [("drop", {"dropped": 2}), ("replay", {"replayed": 2})])
-async def test_what_was_done_before_it_failed_is_written_down(
+async def test_changes_made_before_a_failure_are_recorded(
     api: Api, monkeypatch: pytest.MonkeyPatch, route: str, done: dict[str, int]
 ) -> None:
     async def two_and_no_more(_: DeadLetters, *, progress: Callable[[Any], None], **_options: object) -> None:
@@ -724,7 +724,7 @@ async def test_what_was_done_before_it_failed_is_written_down(
     assert (change["what"], change["before"], change["after"]) == (f"dead.{route}", {"target": "null:"}, done)
 
 
-async def test_what_is_refused_changes_nothing_and_is_not_written_down(api: Api) -> None:
+async def test_a_refused_request_changes_nothing_and_is_not_recorded(api: Api) -> None:
     await api.client.put("null:", 1, at=LATER, id="a")
     api.token = await api.key("reader")
     assert (await api.delete("/v1/tasks/a")).status == 403

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring.config.config import Config
+from mainspring.store import notices
 from mainspring.testing.servers import Server
 from tests.support.api_calls import Api, serving_api
 
@@ -69,3 +70,36 @@ async def test_a_key_sees_and_removes_only_the_beats_that_it_is_limited_to(api: 
     assert (await api.delete("/v1/beats/other")).status == 403
     assert (await api.delete("/v1/beats/backup")).status == 200
     assert (await api.post("/v1/tasks", {"target": "beat:backup", "payload": 1})).status == 400
+
+
+async def test_a_key_that_may_not_operate_cannot_change_when_a_beat_is_expected(api: Api) -> None:
+    """`every = 10y` would silence the watch on somebody else's job."""
+    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 200
+    api.token = await api.key("submit-only")
+    assert (await api.post("/v1/beats/backup", {"every": "60m"})).status == 200
+    assert (await api.post("/v1/beats/backup")).status == 200
+    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).problem == "forbidden"
+    api.token = await api.key("operator")
+    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).status == 200
+
+
+@pytest.mark.parametrize("target", ["beat:backup", "notify:ops", "notify:ops/digest"])
+async def test_no_caller_forges_beats_and_notices(api: Api, target: str) -> None:
+    task = {"target": target, "payload": {"came_ms": 1_900_000_000_000}}
+    assert (await api.post("/v1/tasks", task)).problem == "invalid"
+    [line, _] = (await api.batch([task])).lines
+    assert line["error"]["type"].endswith(":invalid")
+    schedule = {"name": "s", "cron": "0 9 * * *", "target": target}
+    assert (await api.post("/v1/schedules", schedule)).problem == "invalid"
+
+
+async def test_the_number_of_beats_is_bounded_and_removed_ones_make_room(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "MOST_BEATS", 2)
+    for name in ("a", "b"):
+        assert (await api.post(f"/v1/beats/{name}", {"every": "1h"})).status == 200
+    assert (await api.post("/v1/beats/c", {"every": "1h"})).problem == "conflict"
+    assert (await api.post("/v1/beats/a", {"every": "2h"})).status == 200
+    assert (await api.delete("/v1/beats/b")).status == 200
+    assert (await api.post("/v1/beats/c", {"every": "1h"})).status == 200

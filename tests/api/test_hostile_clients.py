@@ -284,7 +284,7 @@ async def test_a_client_that_has_said_all_still_gets_its_answers(api: Api, path:
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"200", b"200"]
 
 
-async def test_what_is_refused_on_the_connection_itself_guards_browsers_as_every_answer_does(api: Api) -> None:
+async def test_refusals_on_the_connection_have_the_headers_for_browsers_too(api: Api) -> None:
     async with Wire(api) as wire:
         await wire.send(b"NONSENSE\r\n\r\n")
         answer = await wire.rest()

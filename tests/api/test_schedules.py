@@ -78,7 +78,7 @@ async def test_schedules_that_name_no_zone_have_that_of_the_settings(server: Ser
     server.call("FLUSHALL")
 
 
-async def test_what_an_edit_would_change_and_what_revisions_say_is_in_the_words_of_the_fields(api: Api) -> None:
+async def test_diffs_and_revisions_use_the_names_of_the_fields(api: Api) -> None:
     await add(api)
     diff = await api.post("/v1/schedules/nightly/diff", {"payload": {"job": True}, "timeout": "5s", "timezone": "UTC"})
     assert diff.json == {"payload": [{"job": "backup"}, {"job": True}], "timeout": [None, "5s"]}

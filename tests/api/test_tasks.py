@@ -384,7 +384,7 @@ async def test_a_task_moves_to_another_time(api: Api) -> None:
         assert (await api.post("/v1/tasks/a/reschedule?lane=l", wrong)).problem == "invalid"
 
 
-async def test_what_is_over_cannot_be_cancelled_or_moved(api: Api) -> None:
+async def test_a_finished_task_cannot_be_cancelled_or_moved(api: Api) -> None:
     await api.client.put("null:", 1, id="done")
     for _ in range(600):
         if (await api.client.get("done")).state not in ("pending", "fired"):

@@ -244,7 +244,7 @@ async def test_a_head_that_came_before_is_not_parsed_again_and_the_body_is(api: 
     assert (await api.client.count()).pending == 6
 
 
-async def test_what_differs_in_anything_is_parsed(
+async def test_a_head_that_differs_in_anything_is_parsed(
     api: Api, parsed: list[bytes], long_way: list[str], heard: list[bytes]
 ) -> None:
     whole = post(tick(9))

@@ -21,7 +21,7 @@ def at_ns(late_ms: float) -> int:
 # -- judging -----------------------------------------------------------------------------------------------
 
 
-def test_what_did_not_run_is_lost_what_ran_again_is_duplicated_what_ran_too_soon_is_early() -> None:
+def test_missing_runs_are_lost_repeated_ones_duplicated_and_premature_ones_early() -> None:
     times = {0: [at_ns(5)], 1: [at_ns(-0.001)], 2: [at_ns(9), at_ns(7)]}
     verdict = judge(times, ((number, DUE_MS) for number in range(4)))
     assert (verdict.lost, verdict.duplicated, verdict.early) == (1, 1, 1)

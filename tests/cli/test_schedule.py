@@ -148,7 +148,7 @@ def test_revisions_and_diffs_say_what_changes_in_the_words_of_the_options(server
     assert ("end" in edited, "max_runs" in edited, edited["exclude"]) == (False, False, ["2030-01-01"])
     assert "exclude" not in told(server, "edit", "job", "--exclude", "")
     lines = call(server, "history", "job").stdout.splitlines()
-    assert "      max_runs: 9 -> null" in lines
+    assert "      max_runs: 9 -> none" in lines
     assert lines[-1] == "      0 2 * * * in UTC, log:"
     assert "tz data" in call(server, "show", "job").stdout
 
@@ -187,7 +187,7 @@ def test_a_file_that_could_not_work_is_refused_in_a_dry_run_too_and_nothing_of_i
     assert [view.name for view in client.schedules.all()] == ["laned"]
 
 
-def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: SyncClient) -> None:
+def test_mistakes_are_reported_and_nothing_is_written(server: Server, client: SyncClient) -> None:
     wrong = call(server, "add", "job", "--cron", "0 25 * * *", "--target", "log:")
     assert isinstance(wrong.exception, InvalidInput)
     assert "hour" in str(wrong.exception)
@@ -222,7 +222,7 @@ def test_the_sum_is_shown_for_retries_and_timeouts_that_the_settings_say(
     assert "worst case  1,000 ms + 2,000 ms + 4,000 ms" in call(server, "show", "job").stdout, "nobody else says so"
 
 
-def test_what_is_written_is_warned_of_by_the_policy_of_the_settings_too(
+def test_a_written_schedule_is_checked_by_the_settings_policy_too(
     server: Server, client: SyncClient, tmp_path: Path
 ) -> None:
     said = "warning: job: one run may take 6 x 70,000 ms + 1,000 ms + 2,000 ms"
@@ -548,9 +548,7 @@ async def test_a_watched_file_without_schedules_removes_none_unless_it_says_so(
     assert await watched.names() == []
 
 
-async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_secrets_are_not_in_the_log_of_a_watched_file(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.schedules.timezone = "Asia/Tokyo"
     changed = FILE.replace("a = 1", "a = 'hunter2'").replace("com/ping", "com/ping?key=hunter2")
     with caplog.at_level(logging.INFO):
@@ -563,7 +561,7 @@ async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
     assert "hunter2" not in caplog.text
 
 
-async def test_what_a_nodes_file_changes_is_in_the_audit_trail(server: Server, tmp_path: Path) -> None:
+async def test_changes_by_a_nodes_file_are_in_the_audit_trail(server: Server, tmp_path: Path) -> None:
     server.call("FLUSHALL")
     file = tmp_path / "filed.toml"
     file.write_text("[schedules.job]\nevery = '1h'\ntarget = 'https://h/?key=hunter2'\npayload = 'hunter2'\n")

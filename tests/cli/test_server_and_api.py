@@ -284,7 +284,7 @@ async def test_workers_and_the_queues_that_they_serve_are_listed(say: Say, api: 
     assert "did you mean mail?" in (await say("task", "explain", "typo")).stdout
 
 
-async def test_what_is_wrong_is_an_error_in_the_same_words(say: Say) -> None:
+async def test_mistakes_are_errors_in_the_same_words(say: Say) -> None:
     assert isinstance((await say("task", "put", "--in", "1 parsec", code=1)).exception, ValueError)
     assert "no known scheme" in str((await say("task", "put", "--target", "nowhere:", code=1)).exception)
     await say("task", "put", "--id", "one", "--in", "1h")
@@ -310,7 +310,7 @@ async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, t
         1,
     )
     assert dead_letter["idempotency_key"].startswith("main/d0/")
-    assert "no dead letter" in (await say("dead", "show", "d9", code=1)).stderr
+    assert "no dead letter" in str((await say("dead", "show", "d9", code=1)).exception)
     file = tmp_path / "dead-letters.ndjson"
     await say("dead", "export", "-o", str(file))
     exported = [json.loads(line) for line in file.read_text().splitlines()]

@@ -64,7 +64,7 @@ def test_a_command_that_needs_a_server_imports_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("line", ["--help", "task put --help", "config show", "acl --help", "nonsense"])
-def test_what_is_piped_has_no_colours(line: str) -> None:
+def test_piped_output_has_no_colours(line: str) -> None:
     command = [sys.executable, "-m", "mainspring", *line.split()]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert told.stdout + told.stderr
@@ -101,7 +101,7 @@ def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("task list --limit 3x", "valid integer"),
+        ("task list --limit 3x", "'3x' is not a whole number"),
         ("dead replay --all --rate fast", "valid number"),
         ("task get", "Missing argument"),
         ("task cancel", "Missing argument"),

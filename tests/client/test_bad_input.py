@@ -183,7 +183,7 @@ def test_wrong_options_of_a_client_are_refused_where_it_is_made(option: dict[str
         {"expires": "3600s"},
     ],
 )  # fmt: skip
-async def test_what_is_just_within_the_limits_is_taken(client: Client, arguments: dict[str, Any]) -> None:
+async def test_values_just_within_the_limits_are_accepted(client: Client, arguments: dict[str, Any]) -> None:
     call = {"target": "log:", **arguments}
     handle = await client.put(call.pop("target"), call.pop("payload", None), **call)
     assert (await client.get(handle.id, lane=arguments.get("lane"))).state == "pending"

@@ -87,7 +87,7 @@ async def test_dead_letters_past_their_age_are_dropped_by_the_owner(
     await buried(ticker, "young")
     await ticker.engine.sweeper.step()
     assert await ids(ticker.client) == ["young"]
-    assert ticker.engine.sweeper.letters_dropped == {"age": 2, "number": 0}
+    assert ticker.engine.sweeper.dead_letters_dropped == {"age": 2, "number": 0}
     assert "dropped the oldest dead letters: 2 older than dead_letters_max_age, 0 beyond" in caplog.text
     await even(store)
     assert (await balance(store)).dead == 3, "it counts deaths"
@@ -101,7 +101,7 @@ async def test_beyond_the_number_the_oldest_dead_letters_are_dropped(
     await buried(ticker, "a", "b", "c", "d")
     await ticker.engine.sweeper.step()
     assert await ids(ticker.client) == ["d", "c"]
-    assert ticker.engine.sweeper.letters_dropped == {"age": 0, "number": 2}
+    assert ticker.engine.sweeper.dead_letters_dropped == {"age": 0, "number": 2}
     assert "0 older than dead_letters_max_age, 2 beyond dead_letters_max" in caplog.text
     await even(store)
 
@@ -483,7 +483,7 @@ async def test_filters_choose_what_is_replayed_and_the_first_to_die_goes_first(d
     assert await ids(dying.client) == ["t4", "t2", "t0"]
 
 
-async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
+async def test_tasks_that_die_again_meanwhile_are_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
     await dying.client.put_many(Task("log:", n, after="1s") for n in range(300))
     await dying.advance(seconds=1)
     clock.advance(seconds=1)

@@ -132,9 +132,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
     assert owned[0].lease_until == asked_at + LONG_S
 
 
-async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just_anyone(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_partitions_wait_one_lease_for_their_former_node(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had it, or is planned for it, may only be late: partitions would go to and fro."""
     server.call("FLUSHALL")
     clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
@@ -157,7 +155,7 @@ async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just
 # -- a stop that meets an acquire ---------------------------------------------------------------------------
 
 
-async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     engine.follow(set(), set())
     await engine.start()
@@ -171,7 +169,7 @@ async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Stor
     assert await holders(store) == set(), "locked for a lease by a node that is gone"
 
 
-async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_to_an_interrupted_start_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     async with slow_answers(store, "acquire") as (asked, answer):
         starting = asyncio.create_task(engine.start())
@@ -184,7 +182,7 @@ async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(sto
     assert await holders(store) == set()
 
 
-async def test_what_was_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
+async def test_a_partition_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
     sink = Gated()
     engine = Engine(store, {"log": sink}, EngineOptions(lease_s=LONG_S))
     engine.follow({0}, set())
@@ -281,7 +279,7 @@ async def test_a_release_that_got_lost_is_repeated(store: Store, fault: Any) -> 
     assert await holders(store) == ALL - {3}
 
 
-async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it_is_not_wanted_any_more(
+async def test_a_partition_granted_in_a_lost_reply_is_given_back_if_it_is_no_longer_planned(
     store: Store,
 ) -> None:
     await keeper_of(store, "loads the script").step()

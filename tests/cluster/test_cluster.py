@@ -151,7 +151,7 @@ async def test_weights_come_from_concurrency(site: Site) -> None:
     await until(lambda: owned(large, small) == [6, 2])
 
 
-async def test_what_was_begun_stays_and_what_was_not_moves(site: Site) -> None:
+async def test_begun_tasks_stay_and_others_move(site: Site) -> None:
     first, client = await site.node(), await site.client()
     site.basket.gate.clear()
     for number in range(40):

@@ -505,7 +505,7 @@ async def test_lanes_of_a_limited_target_keep_their_order_and_the_rate(tickers: 
     assert (await balance(store)).pending == 0
 
 
-async def test_what_was_held_is_delivered_by_the_next_owner(tickers: Tickers, store: Store) -> None:
+async def test_held_tasks_are_delivered_by_the_next_owner(tickers: Tickers, store: Store) -> None:
     shop = Shop()
     shop.well = False
     options = EngineOptions(node="first", retry=PATIENT, flow=FlowOptions(BREAKER))
@@ -598,9 +598,7 @@ async def test_a_rate_of_a_queue_bounds_what_is_handed_to_it(tickers: Tickers, s
 # -- catching up --------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_overdue_goes_out_at_the_catch_up_rate_and_what_is_due_now_at_once(
-    tickers: Tickers, store: Store
-) -> None:
+async def test_overdue_tasks_leave_at_the_catch_up_rate_and_due_ones_at_once(tickers: Tickers, store: Store) -> None:
     flow = FlowOptions(catch_up=Rate(100, burst=10), catch_up_after_ms=10_000)
     ticker = await tickers(options=EngineOptions(flow=flow))
     await ticker.client.put_many(Task("log:", "old", after="1s") for _ in range(600))

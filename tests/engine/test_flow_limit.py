@@ -161,7 +161,7 @@ def test_no_more_lanes_are_reopened_than_there_is_room() -> None:
     assert made.may_open("valve:unknown"), "nothing holds these up any more"
 
 
-def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
+def test_tasks_that_a_former_owner_held_by_a_breaker_are_probed_first() -> None:
     made, clock, _ = make_flow(FlowOptions(BreakerPolicy(probes=2), limits={"target:shop": Limit(Rate(100))}))
     made.inherited(HoldRecord("valve:target:shop", "valve:target:shop", 1, code="rate-limited"))
     made.inherited(HoldRecord("pause:all", "pause:all", 1))

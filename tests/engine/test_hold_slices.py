@@ -81,7 +81,7 @@ def test_the_same_hold_is_the_same_slice_until_it_is_dropped() -> None:
     assert holds.make(record, NOW_MS + 2) is not first
 
 
-def test_what_is_moved_is_fired_and_done_only_when_the_commit_is_made() -> None:
+def test_a_moved_task_is_fired_and_done_only_once_the_commit_is_made() -> None:
     """Written before, the fired bit would make it look begun after a crash."""
     holds, one = HoldPolicy(open_flow(), Lanes()), flight(NOW_MS)
     hold = holds.make(HoldRecord("lane:l", "retry", NOW_MS), NOW_MS)

@@ -23,7 +23,7 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.ticker import Ticker
+from mainspring.testing.ticker import Ticker, turn
 from tests.support.flows import open_flow
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -66,9 +66,7 @@ async def come_due(ticker: Ticker, seconds: int) -> None:
         await ticker.turn()
 
 
-async def test_what_waits_behind_a_failed_head_is_moved_aside_and_comes_back_in_order(
-    ticker: Ticker, store: Store
-) -> None:
+async def test_tasks_behind_a_failed_head_are_moved_aside_and_come_back_in_order(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", failing_once(60_000))
     await put_lane(ticker)
     assert values(await ticker.advance(seconds=5)) == [0]
@@ -257,12 +255,12 @@ async def test_a_failed_head_that_was_moved_while_its_owner_was_suspended_does_n
     head, *_ = await put_lane(ticker, 3)
     ticker.clock.advance(seconds=2)
     for _ in range(3):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0]
     await ticker.client.reschedule(head, after="1m")
     ticker.clock.advance(seconds=61)
     for _ in range(6):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0, 0, 1, 2]
 
 

@@ -166,7 +166,7 @@ def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: L
     assert lanes.leaving() == [retry]
 
 
-def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
+def test_tasks_of_a_forgotten_slice_are_skipped(lanes: Lanes) -> None:
     first, gone, last = flight(5), flight(6), flight(7)
     offer(lanes, first, gone, last)
     assert lanes.leaving() == [first]

@@ -72,9 +72,7 @@ async def test_the_others_leave_while_lanes_are_moved_aside(paused: Ticker) -> N
     assert in_memory(paused) >= LANES * EACH - steps * partition.MOST_MOVES
 
 
-async def test_what_waits_to_be_moved_counts_as_what_is_in_memory(
-    paused: Ticker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_that_wait_to_be_moved_count_as_in_memory(paused: Ticker, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         await paused.engine.dispatcher.step()
     moved = paused.engine.dispatcher.moved

@@ -152,7 +152,7 @@ async def steps(ticker: Ticker, clock: ManualClock, until_minute: float) -> None
 
 
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "buffer_all(5)"])
-async def test_what_is_caught_up_waits_for_its_turn_and_what_comes_due_meanwhile_does_not(
+async def test_overdue_tasks_wait_for_their_turn_and_tasks_due_meanwhile_do_not(
     tickers: Tickers, client: Client, clock: ManualClock, overlap: str
 ) -> None:
     await client.schedules.add("job", every="1m", target="log:", misfire="all(3)", overlap=overlap)

@@ -59,7 +59,7 @@ async def test_in_the_end_all_are_moved_and_come_back(paused: Ticker, store: Sto
     assert Counter(one.value() for one in paused.deliveries) == {"free": 300, "held": 300}
 
 
-async def test_those_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, store: Store) -> None:
+async def test_tasks_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, store: Store) -> None:
     await one_tick(paused)
     spilled = (await balance(store)).spilled
     assert spilled <= 20
@@ -114,7 +114,7 @@ async def test_tasks_whose_slice_is_read_again_meanwhile_step_back_once(
     assert (await balance(store)).dead == 0
 
 
-async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read(
+async def test_tasks_of_an_hour_slice_step_back_although_its_next_window_is_read(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "SPILL_TASKS", 10)

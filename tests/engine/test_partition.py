@@ -44,7 +44,7 @@ def test_an_overdue_slice_larger_than_a_tick_leaves_in_parts_when_it_comes_first
     assert [begun(partition, 5_000, 400, whole=False) for _ in range(3)] == [400, 200, 0]
 
 
-def test_what_is_due_of_the_present_second_leaves_however_little_room_there_is() -> None:
+def test_due_tasks_of_the_present_second_leave_however_little_room_there_is() -> None:
     partition = partition_with(0)
     assert begun(partition, 9, 400, whole=True) == 10
     assert begun(partition, 599, 100, whole=True) == 100

@@ -49,7 +49,9 @@ async def test_a_paused_target_holds_its_tasks_and_no_others(ticker: Ticker, sto
         ({"lane": "a"}, {"log:"}),
     ],
 )
-async def test_what_a_pause_means(ticker: Ticker, store: Store, scope: dict[str, str], held: set[str]) -> None:
+async def test_a_pause_holds_exactly_its_scope_until_it_is_resumed(
+    ticker: Ticker, store: Store, scope: dict[str, str], held: set[str]
+) -> None:
     targets = {"kafka:a", "kafka:b", "https://x.example/1", "queue:mail/send"}
     await ticker.client.pause(**scope)  # type: ignore[arg-type]
     await ticker.client.put_many(Task(target, target, after="1s") for target in targets)

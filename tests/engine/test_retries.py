@@ -126,7 +126,7 @@ async def test_the_error_handler_gets_every_failure_of_a_webhook(
     assert {one.idempotency_key for one in seen} == {receiver.requests[0].headers["idempotency-key"]}
 
 
-async def test_it_hears_of_errors_expiry_and_unreadable_targets_too(tickers: Tickers, store: Store) -> None:
+async def test_the_error_handler_gets_errors_expiry_and_unreadable_targets_too(tickers: Tickers, store: Store) -> None:
     class Broken:
         async def deliver(self, batch):  # type: ignore[no-untyped-def]
             raise RuntimeError("boom")

@@ -196,7 +196,7 @@ async def test_an_add_whose_reply_was_lost_is_done_once(client: Client, store: S
     assert await client.schedules.get("job") is None
 
 
-async def test_what_a_clock_that_has_jumped_plans_is_not_an_hour_away(
+async def test_a_clock_that_has_jumped_does_not_move_the_next_run_by_an_hour(
     ticker: Ticker, client: Client, clock: ManualClock
 ) -> None:
     await client.schedules.add("job", every="10s", target="log:")

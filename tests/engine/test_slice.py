@@ -97,7 +97,7 @@ def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
     assert taken(live) == [0, 2]
 
 
-def test_what_a_former_owner_fired_and_did_not_finish_leaves_again() -> None:
+def test_tasks_that_a_former_owner_fired_and_did_not_finish_leave_again() -> None:
     live = live_slice()
     live.load_bitmaps(fired=b"\xe0", done=b"\x80")
     live.absorb([row(i, i) for i in range(4)])
@@ -150,7 +150,7 @@ def test_a_begin_that_is_undone_after_the_list_is_read_again_keeps_the_task_read
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS, 10)
     assert again is not None
-    assert not partition.take_damaged()
+    assert not partition.take_notes()[0]
     assert sorted(flight.index for flight in again.flights) == [0, 1, 2]
 
 
@@ -169,7 +169,7 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS + 999, 100)
     assert again is not None
-    assert not partition.take_damaged()
+    assert not partition.take_notes()[0]
     assert [flight.index for flight in again.flights] == list(range(10))
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
     begun = begin(partition, START_MS + 999, 10)
     assert begun is not None
     assert [flight.index for flight in begun.flights] == [1]
-    assert [damaged.row_index for damaged in partition.take_damaged()] == [0]
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == [0]
 
 
 def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
-    assert [damaged.row_index for damaged in partition.take_damaged()] == [0, 1]
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == [0, 1]
 
 
 DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
@@ -288,7 +288,7 @@ def test_damaged_bodies_leave_as_such_and_stop_no_other(bodies: list[bytes]) -> 
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert [flight.payload for flight in begun.flights] == [b"2"]
-    assert [damaged.row_index for damaged in partition.take_damaged()] == list(range(len(bodies)))
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == list(range(len(bodies)))
 
 
 def test_lane_rows_are_taken_once_over_several_passes() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.model import notice
 from mainspring.model.delivery import Response
 from mainspring.model.errors import InvalidInput
 from mainspring.model.notice import (
@@ -19,6 +20,7 @@ from mainspring.model.notice import (
     Rule,
     Signal,
     SmtpServer,
+    beat_signal,
     decide,
     signals_of,
 )
@@ -133,6 +135,19 @@ def test_a_run_that_began_late_is_told_although_it_succeeded() -> None:
 def second_attempt(record: RunRecord) -> RunRecord:
     """Return a second attempt: its first was due long ago, and that says nothing about lateness."""
     return run("done", due_ms=record.due_ms, began_ms=record.began_ms, attempt=2)
+
+
+def test_receivers_that_fail_once_and_are_never_called_again_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "MOST_EPISODES", 20)
+    episodes = Episodes({})
+    for number in range(100):
+        dead = run("dead", T0_MS + number, planned_ms=None, target=f"kafka:topic-{number}")
+        told_of = [one for signal in signals_of(dead, str(number)) for one in episodes.take(signal, channels())]
+        assert [one.notice.subject for one in told_of] == [f"kafka:topic-{number}"]
+    assert 0 < len(episodes.known) <= 20
+    assert list(episodes.known)[-1].endswith("topic-99")
+    stored = {name for name, one in episodes.changed.items() if one is not None}
+    assert stored == set(episodes.known), "what is forgotten is removed from the server too"
 
 
 def test_each_channel_says_what_is_late_for_it() -> None:
@@ -309,11 +324,11 @@ def test_a_beat_is_missed_after_its_deadline_and_says_when_the_last_one_came() -
     assert hourly is not None
     beat = Beat("backup", hourly, hourly.deadline_ms(T0_MS), T0_MS)
     assert beat.deadline_ms == T0_MS + 65 * 60_000
-    assert not beat.signal(beat.deadline_ms).bad
-    missed = beat.signal(beat.deadline_ms + 1)
+    assert not beat_signal(beat, beat.deadline_ms).bad
+    missed = beat_signal(beat, beat.deadline_ms + 1)
     assert (missed.bad, missed.kind, missed.subject) == (True, "missed", "beat:backup")
     assert missed.reason == "the last beat came at 2027-01-15T08:00:00.000Z"
-    never = Beat("backup", hourly, hourly.deadline_ms(T0_MS)).signal(T0_MS + 2 * HOUR_MS)
+    never = beat_signal(Beat("backup", hourly, hourly.deadline_ms(T0_MS)), T0_MS + 2 * HOUR_MS)
     assert never.reason == "it never came"
 
 
@@ -321,9 +336,9 @@ def test_a_beat_that_came_just_before_it_was_found_missing_ends_the_episode() ->
     hourly, episodes = Expected.make(every="1h", grace="5m"), Episodes({})
     assert hourly is not None
     some, now_ms = channels(), T0_MS + 2 * HOUR_MS
-    assert kinds(episodes.take(Beat("backup", hourly, T0_MS).signal(now_ms), some)) == ["missed"]
+    assert kinds(episodes.take(beat_signal(Beat("backup", hourly, T0_MS), now_ms), some)) == ["missed"]
     came = Beat("backup", hourly, now_ms + HOUR_MS, last_ms=now_ms - 5)  # by a clock that is 5 ms behind
-    assert kinds(episodes.take(came.signal(now_ms + 10_000), some)) == ["recovered"]
+    assert kinds(episodes.take(beat_signal(came, now_ms + 10_000), some)) == ["recovered"]
 
 
 def test_a_beat_is_read_from_what_the_api_shows() -> None:

@@ -101,7 +101,7 @@ def test_a_long_chain_is_cut() -> None:
     assert text.count("ValueError: ") == 10
 
 
-def test_what_was_not_raised_or_has_no_words_is_no_trouble() -> None:
+def test_an_error_that_was_not_raised_or_has_no_text_is_logged_too() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError

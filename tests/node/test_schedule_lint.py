@@ -77,7 +77,7 @@ def test_a_schedule_with_a_policy_of_its_own_is_judged_by_the_usual_timeout_of_w
     check_definition(define("hook", target="log:", **call), NOW_MS)
 
 
-def test_what_a_schedule_leaves_to_the_settings_is_not_refused() -> None:
+def test_a_schedule_is_not_refused_for_what_it_leaves_to_the_settings() -> None:
     check_definition(define("hook", target="https://example.com/", every="1s"), NOW_MS)
 
 

@@ -280,7 +280,7 @@ def test_a_stop_leaves_behind_what_does_not_heed_it(server: Server, caplog: pyte
     gc.collect()  # here, and not in the middle of another test
 
 
-async def test_what_is_broken_off_in_the_programs_own_loop_leaves_nothing_there(config: Config) -> None:
+async def test_an_interrupted_handler_leaves_nothing_in_the_programs_own_loop(config: Config) -> None:
     scheduler = Scheduler(replace(config, shutdown_timeout_s=0.2))
     began = asyncio.Event()
 
@@ -319,7 +319,7 @@ def test_a_stop_waits_for_what_ends_in_time(server: Server) -> None:
         assert client.get("patient").state == "done"
 
 
-def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
+def test_a_failed_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
     scheduler = Scheduler(Config(redis_url="redis://127.0.0.1:1"))
     with pytest.raises(Unavailable, match="cannot connect"):
         scheduler.start()
@@ -810,12 +810,28 @@ def test_a_handler_is_warned_of_by_the_retries_it_really_has(caplog: pytest.LogC
 
 
 def test_a_webhook_whose_runs_may_last_longer_than_the_interval_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+    retry = {"retries": 5, "base": "2s"}
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", retry=retry))  # type: ignore[arg-type]
     scheduler.register("hook", "https://example.com/?key=secret", every="1m")
     assert "schedule 'hook' of https://example.com/?…: one run may take 6 x 15,000 ms" in caplog.text
     caplog.clear()
     scheduler.register("hourly", "https://example.com/", every="1h")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "extra"), [("https://example.com/", "http"), ("kafka:orders", "kafka"), ("target:bill", "kafka")]
+)
+def test_a_package_that_is_missing_is_named_when_the_schedule_is_declared(
+    target: str, extra: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = {"bill": {"address": "kafka:bills"}}
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", targets=targets))  # type: ignore[arg-type]
+    scheduler.register("with", target, every="1h", retries=0)
+    assert caplog.text == ""
+    monkeypatch.setattr("mainspring.scheduler.declarations.find_spec", lambda _: None)
+    scheduler.register("without", target, every="1h", retries=0)
+    assert f"pip install 'mainspring[{extra}]'" in caplog.text
 
 
 def test_a_handlers_timeout_counts_with_the_retries_of_its_schedule(caplog: pytest.LogCaptureFixture) -> None:

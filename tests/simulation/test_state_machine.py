@@ -43,6 +43,7 @@ from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.store.tasks import cancel, encode, put, put_ids
 from mainspring.testing.servers import Server, standalone
+from mainspring.testing.ticker import turn
 from tests.support.simulation_model import SURE, Known, Model, Row
 
 T = TypeVar("T")
@@ -394,7 +395,7 @@ class Timeline(RuleBasedStateMachine):
         self.model.hears = all(one.unanswered is None for one in node.engine.owned.values())
         try:
             for _ in range(TURNS):
-                self._watch(node, node.engine.turn())
+                self._watch(node, turn(node.engine))
         except StoreError:
             assert node.road.failed, "a turn failed although nothing was wrong"
         finally:

@@ -313,7 +313,7 @@ async def test_a_node_that_starts_has_its_producer_before_the_first_task(
     assert [int(one.value) for one in read_topic(kafka.servers, topic)] == [1]
 
 
-async def test_what_waits_too_long_comes_back_without_a_lost_attempt(kafka: Broker, topic: str) -> None:
+async def test_a_request_that_waits_too_long_comes_back_without_a_lost_attempt(kafka: Broker, topic: str) -> None:
     async with sinking(kafka, {"message.timeout.ms": 1_000}) as sink:
         # To reach the broker for the first time may itself take longer than that.
         while await sink.deliver(some(topic, 1)) != [DONE]:
@@ -345,7 +345,7 @@ async def broken_under_load(sink: KafkaSink, narrow: str, wide: str) -> list[Out
     return [outcome for one in beside for outcome in await one]
 
 
-async def test_what_a_broken_producer_still_had_comes_back_without_a_lost_attempt(kafka: Broker) -> None:
+async def test_messages_of_a_broken_producer_come_back_without_a_lost_attempt(kafka: Broker) -> None:
     narrow, wide = made_topic(kafka, max_message_bytes="2000"), made_topic(kafka)
     async with sinking(kafka, {"enable.gapless.guarantee": True}) as sink:
         for topic in (narrow, wide):

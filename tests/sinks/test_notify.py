@@ -286,6 +286,14 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
     assert "sold out &lt;today&gt;\nsorry</pre>" in page
 
 
+async def test_an_encoded_word_in_a_subject_is_not_decoded(http: HttpSink, tmp_path: Path) -> None:
+    with mail_server(tmp_path, tls="never") as box:
+        evil = told(notice("lane:=?utf-8?b?DQpCY2M6IGV2aWxAeC5jb20NCg0KYm9keQ==?="))
+        assert await send(http, {"to": "mail:a@example.com", "smtp": box.url}, evil) == DONE
+        [mail] = box.mails
+    assert str(mail["Subject"]) == "[shop] lane:= ?utf-8?b?DQpCY2M6IGV2aWxAeC5jb20NCg0KYm9keQ== ?= failed"
+
+
 async def test_a_repeated_mail_has_the_same_message_id(http: HttpSink, tmp_path: Path) -> None:
     with mail_server(tmp_path) as box:
         table = {"to": "mail:ops@example.com", "smtp": box.url, "ca_file": box.ca_file}

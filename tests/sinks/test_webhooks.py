@@ -217,7 +217,7 @@ async def test_on_a_full_server_calls_end_and_their_answers_are_kept(
         assert all(one is not None and one.response is not None for one in results)
 
 
-async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:
+async def test_a_postponed_task_loses_no_attempt_and_keeps_its_key(tickers: Tickers, store: Store) -> None:
     class Busy:
         """Puts off twice, then fails, then takes it."""
 

@@ -183,7 +183,7 @@ async def test_many_partitions_continue_when_one_server_is_unavailable(
     assert b'"x"' in values(jobs)
 
 
-async def test_what_a_server_gave_in_a_lost_answer_comes_back(
+async def test_jobs_in_a_lost_reply_come_back(
     ticker: Ticker, store: Store, worker: HandWorker, other: HandWorker
 ) -> None:
     await queued(ticker, "x")
@@ -284,7 +284,7 @@ async def test_results_are_kept_for_their_time(ticker: Ticker, worker: HandWorke
     assert await ticker.store.run_one(keys.slot, [("GET", keys.result(job.idh))]) == [b"42"]
 
 
-async def test_what_has_expired_is_not_run(ticker: Ticker, clock: ManualClock, worker: HandWorker) -> None:
+async def test_an_expired_job_is_not_run(ticker: Ticker, clock: ManualClock, worker: HandWorker) -> None:
     await queued(ticker, "x", expires="10s")
     await queued(ticker, "y", expires="1h")
     clock.advance(seconds=11)

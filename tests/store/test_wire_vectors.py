@@ -152,7 +152,7 @@ def _body(row: dict[str, Any]) -> Body:
 
 
 @each("chains", "says")
-def test_where_a_chain_stands_is_written_as_documented(row: dict[str, Any]) -> None:
+def test_the_state_of_a_chain_is_written_as_documented(row: dict[str, Any]) -> None:
     data = bytes.fromhex(row["hex"])
     link = ChainState.unpack(data)
     assert (link.generation, link.planned_ms, link.idh.hex()) == (row["generation"], row["planned_ms"], row["idh"])

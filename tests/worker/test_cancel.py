@@ -112,7 +112,9 @@ async def test_a_task_whose_worker_died_while_it_was_being_cancelled_is_not_run_
     assert (await balance(ticker.store)).cancelled == 1
 
 
-async def test_what_is_given_back_and_was_to_be_cancelled_is_cancelled(ticker: Ticker, worker: HandWorker) -> None:
+async def test_a_job_that_is_given_back_and_was_to_be_cancelled_is_cancelled(
+    ticker: Ticker, worker: HandWorker
+) -> None:
     found = await handed_off(ticker, "a", None)
     job = await worker.take_one()
     await ticker.client.cancel(found)

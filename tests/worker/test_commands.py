@@ -131,7 +131,7 @@ async def test_a_command_that_heeds_the_request_to_end_may_clean_up(place: Place
     assert marker.exists()
 
 
-async def test_what_a_command_leaves_running_in_its_group_is_ended(place: Place, tmp_path: Path) -> None:
+async def test_processes_that_a_command_leaves_in_its_group_are_ended(place: Place, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     await place.worker(script("daemon", f"sleep 600 & echo $! > {pid}; echo started"))
     handle = await place.client.put("command:daemon")
@@ -160,7 +160,7 @@ async def test_the_end_of_long_output_is_kept_and_the_rest_is_counted(place: Pla
     assert (output.stderr, output.stderr_bytes) == (b"y" * 10, 100_000)
 
 
-async def test_what_cannot_be_started_says_why(place: Place, tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_started_says_why(place: Place, tmp_path: Path) -> None:
     forbidden = tmp_path / "program"
     forbidden.write_text("no program")
     await place.worker(

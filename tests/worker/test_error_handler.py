@@ -49,7 +49,7 @@ async def worker(
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
-async def test_it_hears_of_a_task_that_expired_in_its_queue(
+async def test_the_error_handler_gets_a_task_that_expired_in_its_queue(
     tickers: Tickers, worker: Worker, told: list[Failure], lane: str | None
 ) -> None:
     ticker = await tickers(workers=True)
@@ -69,7 +69,7 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
 
 
 @pytest.mark.parametrize("worker", [0.001], indirect=True)
-async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
+async def test_the_error_handler_gets_a_task_that_expired_with_a_dead_worker(
     tickers: Tickers, worker: Worker, told: list[Failure], store: Store
 ) -> None:
     ticker = await tickers(workers=True)
@@ -92,7 +92,7 @@ def post() -> None:
 
 
 @pytest.mark.parametrize("handler", [send, post])
-async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
+async def test_the_error_handler_gets_a_task_that_expired_on_a_worker_before_its_turn(
     tickers: Tickers,
     worker: Worker,
     registry: Registry,
@@ -115,7 +115,7 @@ async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
     assert (await ticker.client.explain("late")).code == "expired"
 
 
-async def test_it_hears_of_an_entry_that_nobody_can_read(
+async def test_the_error_handler_gets_an_unreadable_entry(
     client: Client, store: Store, worker: Worker, told: list[Failure]
 ) -> None:
     address = address_of((await client.put(TARGET, "x", after="0s")).id)

@@ -276,7 +276,7 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
     assert "does not count" not in caplog.text, "an end that is told twice looks like another worker's"
 
 
-async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_lease(place: Place) -> None:
+async def test_jobs_received_while_a_worker_stops_do_not_wait_for_its_lease(place: Place) -> None:
     ran: list[int] = []
 
     async def work(ctx: Context) -> None:
@@ -288,7 +288,7 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
     await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
     await queued(place, 5)
     first = await place.idle_worker(works, lease_s=600.0)
-    with bad_road(first._store) as road:
+    with bad_road(first.store) as road:
         for _ in range(PARTITIONS):
             road.next("late reply", only=calls("queue_take"))
         await first.start()
@@ -328,7 +328,7 @@ async def test_jobs_that_were_taken_ahead_and_cannot_begin_go_to_a_free_worker(p
     assert sorted(running) == [str(n) for n in range(6)]
 
 
-async def test_what_does_not_end_in_time_is_given_back_and_is_no_failed_attempt(place: Place) -> None:
+async def test_a_job_that_does_not_end_in_time_is_given_back_without_a_failed_attempt(place: Place) -> None:
     attempts: list[tuple[int, tuple[str, ...]]] = []
     go = asyncio.Event()
 
@@ -358,7 +358,7 @@ async def test_an_end_whose_reply_was_lost_is_reported_again_and_counts_once(pla
     worker = await place.worker(Handler(work, queue="q"))
     await place.client.put("queue:q/work")
     await place.settled()  # the script is known to the server now
-    with bad_road(worker._store) as road:
+    with bad_road(worker.store) as road:
         road.next("lose reply", only=calls("queue_finish"))
         await place.client.put("queue:q/work")
         await place.settled()
@@ -373,7 +373,7 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the
     worker = await place.idle_worker([Handler(wait_for_ever, queue="q", name="wait")], lease_s=3_600.0)
     handle = await place.client.put("queue:q/wait", id="wait")
     await queued(place, 1)
-    worker.taker.hints.add_all()
+    worker.taker.ready.add_all()
     await worker.taker.step()
     [run] = worker.executor.runs
     assert await place.client.cancel(handle.id) == "cancelling"

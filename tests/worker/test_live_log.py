@@ -1,6 +1,7 @@
 """Logs of running jobs: what a handler logs and a command prints can be followed before it is over."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from mainspring.client.runs import RunLog
 from mainspring.model.targets.command import read_command
+from mainspring.store.runs import publish_logs
 from mainspring.store.tasks.find import Reference
 from mainspring.testing.servers import standalone
 from mainspring.worker.command import CommandWork
@@ -39,7 +41,7 @@ async def followed(place: Place, task_id: str, text: str) -> RunLog:
     return seen
 
 
-async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
+async def test_log_lines_of_a_handler_are_readable_while_it_runs(place: Place) -> None:
     goes_on = asyncio.Event()
 
     async def work() -> None:
@@ -55,7 +57,7 @@ async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
     assert (await place.client.run_log(handle.id, cursor=seen.next)).over
 
 
-async def test_what_a_command_prints_is_seen_while_it_runs_and_to_its_end(place: Place, tmp_path: Path) -> None:
+async def test_the_output_of_a_command_is_readable_while_it_runs_and_at_its_end(place: Place, tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo over"
     await place.worker(CommandWork("slow", read_command({"argv": ["/bin/sh", "-c", text]})))
@@ -85,3 +87,31 @@ async def test_a_job_that_is_soon_over_publishes_nothing(place: Place) -> None:
     assert await place.store.run_one(keys.slot, [("EXISTS", keys.run_log(reference.idh))]) == [0]
     goes_on.set()
     await place.settled()
+
+
+async def test_a_command_that_prints_much_at_once_takes_little_memory(place: Place) -> None:
+    text = "head -c 400000000 /dev/zero | tr '\\0' x"
+    await place.worker(CommandWork("noisy", read_command({"argv": ["/bin/sh", "-c", text]})))
+    tracemalloc.start()
+    try:
+        await place.client.put("command:noisy")
+        await place.settled()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000
+
+
+async def test_a_long_log_is_read_in_portions_and_bounded(place: Place) -> None:
+    handle = await place.client.put("log:", after="1h")
+    reference = Reference.parse(handle.id, None, len(place.store.keys))
+    parts = [f"{n:05}" * 3_200 for n in range(400)]
+    for part in parts:
+        await publish_logs(place.store, [(reference.home, reference.idh, part)])
+    first = await place.client.run_log(handle.id)
+    assert 0 < len(first.text) <= 64 * 16_000
+    text, log = first.text, first
+    while (log := await place.client.run_log(handle.id, cursor=log.next)).text:
+        text += log.text
+    assert 2_000_000 < len(text) < 5_000_000, "most of it fits, and what does not is the beginning"
+    assert "".join(parts).endswith(text)

@@ -55,7 +55,7 @@ async def test_a_job_that_is_stopped_at_the_moment_a_thread_begins_it_does_not_r
     threads.stop()
 
 
-async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
+async def test_jobs_that_no_thread_has_begun_are_given_back_in_order() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def work() -> None:

@@ -319,7 +319,7 @@ async def test_a_handlers_policy_may_be_a_line(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", ["decide", "write"])
-async def test_what_goes_wrong_while_a_run_is_ended_fails_the_attempt(
+async def test_an_error_while_a_run_is_ended_fails_the_attempt(
     place: Place, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
     async def fail() -> None:
@@ -473,7 +473,7 @@ async def test_the_context_tells_the_task_and_keeps_lines(place: Place) -> None:
         current()
 
 
-async def test_what_a_handler_leaves_in_its_context_the_next_does_not_find(place: Place) -> None:
+async def test_context_variables_of_a_handler_do_not_reach_the_next_job(place: Place) -> None:
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     seen: list[str] = []
 
@@ -692,11 +692,36 @@ async def test_a_worker_that_took_a_task_lets_others_answer_the_next_messages(pl
     await place.client.put("queue:mail/send")
     async with asyncio.timeout(60):
         while not taker.turn_s(3):
-            taker.hints.add_all()
+            taker.ready.add_all()
             await taker.step()
     assert [taker.turn_s(3) for _ in range(2)] == [TURN_S, 0.0]
     assert taker.turn_s(1) == 0.0, "nobody else heard the call"
     await worker.stop()
+
+
+async def test_a_message_to_workers_names_the_queues_that_have_jobs(place: Place) -> None:
+    async def send() -> None: ...
+
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    subscription = await place.store.servers.all()[0].subscribe(
+        [keys.work for keys in place.store.keys.partitions],
+        on_message=lambda _, message: heard.put_nowait(message),
+        on_connect=lambda: None,
+    )
+    worker = await place.idle_worker([Handler(send, queue="mail")], queues={"mail": 1, "reports": 1})
+    worker.taker.ready.add_all()
+    await worker.taker.step()
+    assert worker.taker.ready.queues == []
+    async with asyncio.timeout(60):
+        while heard.empty():  # a message that comes before the subscription is lost
+            await place.client.put("queue:mail/send")
+            await asyncio.sleep(0.05)
+        message = await heard.get()
+    assert message.split()[1:] == [b"mail"]
+    worker.heard(0, message)
+    assert worker.taker.ready.queues == ["mail"]
+    await worker.stop()
+    await subscription.close()
 
 
 async def test_a_trickle_of_tasks_spreads_over_idle_workers(place: Place) -> None:

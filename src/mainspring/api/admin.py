@@ -10,13 +10,14 @@ from ..cluster import report
 from ..model.access import ApiKey, KeyOrder, KeyShown, make_key, new_token
 from ..model.audit import MASK, AuditPage, bare
 from ..model.metrics import render
-from ..model.notice import Beat, check_beat
+from ..model.notice import Beat, Expected, check_beat
 from ..model.targets.names import BEAT
 from ..model.workers import QueueInfo, WorkerInfo
 from ..node.doctor import checkup
 from ..node.metrics import everything
 from ..store import members
 from ..store.access import add_key, list_keys, new_key_id, read_audit, revoke_key
+from ..store.notices import Notices
 from .asgi import Answer, Problem, answer, not_ready
 from .auth import OPEN, check_target
 from .routes import Call, Route, no_such
@@ -354,6 +355,15 @@ class BeatRemoved(msgspec.Struct):
 async def post_beat(call: Call) -> Answer:
     name, wanted = check_beat(call.params["name"]), call.body
     check_target(call.key, f"{BEAT}:{name}")
+    if not call.key.may("operate"):
+        given = Expected.make(**msgspec.structs.asdict(wanted))
+        known = await Notices(call.client.store).read_beat(name)
+        if given is not None and known is not None and given != known.expected:
+            raise Problem(
+                "forbidden",
+                f"the beat {name!r} is expected at other times, and a key with the role {call.key.role} cannot change"
+                " them: leave them out, or use a key with the right 'operate'",
+            )
     beat = await call.client.beat(name, **msgspec.structs.asdict(wanted))
     return answer(ShownBeat.of(beat))
 
@@ -377,7 +387,7 @@ BEAT_ROUTES: Final = (
     Route(
         "POST", "/v1/beats/{name}", post_beat, "submit",
         "Say that a job which others run has ended well, and when the next beat is expected.",
-        body=NewBeat, answers={200: ShownBeat}, problems=("not-found", "content-type", "out-of-memory"),
+        body=NewBeat, answers={200: ShownBeat}, problems=("not-found", "conflict", "content-type", "out-of-memory"),
     ),
     Route(
         "DELETE", "/v1/beats/{name}", remove_beat, "operate", "Watch for a beat no more.",

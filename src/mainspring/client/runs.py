@@ -1,6 +1,7 @@
 """The calls of a client for the history: list and show runs, count them, follow the log of a running one."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -36,7 +37,7 @@ STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 MOST_STEPS: Final = 24 * 31
 """Most minutes or hours of one answer."""
 
-_LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
+LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
 
 
 class RunStats(msgspec.Struct, frozen=True):
@@ -78,6 +79,7 @@ class RunOperations:
         ended_before: When | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        allowed: Sequence[str] | None = None,
     ) -> RunsPage:
         """Return runs that match every filter, newest first; pass `page.next` as `cursor` for the next page.
 
@@ -86,6 +88,8 @@ class RunOperations:
         - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included):
           aware datetimes, ISO 8601 text or epoch milliseconds.
         - `limit`: 1 to 1000.
+
+        - `allowed`: targets, or their beginnings and `*`, of which one must fit.
 
         A page looks through a bounded part of the history: with filters it may be short, and still name a next one.
         Raises InvalidInput, and Ambiguous if tasks of several lanes have the id and no lane is named.
@@ -102,6 +106,7 @@ class RunOperations:
             target=target,
             queue=queue,
             by=worker,
+            allowed=None if allowed is None else tuple(allowed),
             ends=None if outcome is None else FAILED_ENDS if outcome == "failed" else frozenset({outcome}),
             from_ms=0 if ended_after is None else instant_ms(ended_after, field="ended_after"),
             to_ms=RunFilter().to_ms if ended_before is None else instant_ms(ended_before, field="ended_before"),
@@ -142,8 +147,10 @@ class RunOperations:
             end_ms - (24 if step == "hour" else 60) * width_ms if start is None else instant_ms(start, field="start")
         )
         if not 0 <= end_ms - start_ms <= MOST_STEPS * width_ms:
+            advice = ", or step='hour'" if step == "minute" else ""
             raise InvalidInput(
-                f"the range must have between 0 and {MOST_STEPS} steps; give a later start, or step='hour'"
+                f"start is out of range: the counts must begin before they end, and be at most {MOST_STEPS} {step}s;"
+                f" give a later start{advice}"
             )
         if sum(one is not None for one in (schedule, target, queue)) > 1:
             raise InvalidInput("give one of schedule, target and queue")
@@ -159,12 +166,13 @@ class RunOperations:
         """
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)
-            return RunLog("" if run is None or cursor is not None else history.text_of(run), cursor or "0", True)
+            if run is not None:  # else it may be the id of a task, such as 1.2.3.4
+                return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
         if text:
             return RunLog(text, after, False)
-        if (await find_live(self.store, id, lane)).state in _LIVE:
+        if (await find_live(self.store, id, lane)).state in LIVE:
             return RunLog("", after, False)
         # Again: the end of it may have been published before the task was over, but after the first look.
         text, after = await history.read_log(self.store, reference, after)
@@ -174,7 +182,7 @@ class RunOperations:
         run = await self.run(page.runs[0].id) if page.runs else None
         if run is None or run.details is None:
             return RunLog("", after, True)
-        shown = "" if cursor is None else (await history.read_log(self.store, reference, "0"))[0]
+        shown = "" if cursor is None else await history.end_of_log(self.store, reference)
         return RunLog(_rest(run.details, shown), after, True)
 
 

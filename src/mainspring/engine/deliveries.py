@@ -9,13 +9,11 @@ from typing import Final
 from ..model.clock import Clock
 from ..model.delivery import DONE, EXPIRED, Dead, DeliveryBatch, Done, Outcome, Retry
 from ..model.errors import InvalidInput
-from ..model.job import Result
-from ..model.run import DELIVERED, Verdict
+from ..model.run import Verdict
 from ..model.targets.names import HANDED_OFF, queue_of
 from ..model.text import describe, placed
 from ..roles import Loops
 from ..sinks.base import Sink, most_in_batch
-from ..store.records import KeptResult
 from .flight import Flight, FlightGroup
 from .flow import Flow, PauseWatch
 from .keeper import Keeper
@@ -88,14 +86,12 @@ class Deliveries:
         flow: Flow,
         pauses: PauseWatch,
         *,
-        node: str,
         commands: Mapping[str, str],
     ) -> None:
         self._owned = owned
         self._sinks = sinks
         self._flow = flow
         self._pauses = pauses
-        self._node = node
         self._commands = commands
         self._outcomes = outcomes
         self._clock = clock
@@ -279,9 +275,7 @@ class Deliveries:
         if partition is None or flight.live.forgotten:
             return  # another owner has it, or its slice is read again
         if isinstance(outcome, Done):
-            runs = self._outcomes.runs(flight, DELIVERED, outcome, began_ms)
-            answer = self._answer(flight, outcome)
-            settled = Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+            settled = self._outcomes.done(flight, outcome, began_ms)
         else:
             if not partition.holds_lease:
                 # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
@@ -299,23 +293,6 @@ class Deliveries:
             dead = Dead(f"its outcome cannot be written: {describe(error)}")
             return self._outcomes.failed(partition, flight, dead, began_ms)
 
-    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
-        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
-        if not outcome.keep_ms or outcome.response is None:
-            return None
-        now_ms = self._clock.now_ms()
-        result = Result(
-            "done",
-            attempt=flight.attempt,
-            worker=self._node,
-            target=flight.target,
-            due_ms=flight.original_due_ms,
-            started_ms=now_ms - outcome.response.duration_ms,
-            ended_ms=now_ms,
-            response=outcome.response,
-        )
-        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
-
     def ended_by_worker(self, flight: Flight, verdict: Verdict, traceback: str = "") -> None:
         """Settle a task that a worker has ended; the worker has already applied the retry policy."""
         partition = self._owned.get(flight.live.partition)
@@ -331,9 +308,10 @@ class Deliveries:
 
     def note(self, partition: Partition) -> None:
         """Bury entries that a begin could not read, and note planned times that did not run."""
-        for damaged in partition.take_damaged():
-            partition.settle(self._outcomes.bury_damaged(damaged))
-        for definition, slot in partition.take_passed():
+        damaged, passed = partition.take_notes()
+        for one in damaged:
+            partition.settle(self._outcomes.bury_damaged(one))
+        for definition, slot in passed:
             if (settled := self._outcomes.passed(definition, slot)) is not None:
                 partition.settle(settled)
 

@@ -101,9 +101,8 @@ class WorkerAcks:
         for partition in called:
             partition.hand_off_again()
         failure = None
-        waiting = [partition for partition in called if partition.awaits_acks]
-        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in waiting})
-        for partition, answer in zip(waiting, answers, strict=True):
+        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in called})
+        for partition, answer in zip(called, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
             elif self._owned.get(partition.number) is partition:

@@ -90,7 +90,7 @@ class Engine:
             sinks=sinks,
             commands=options.command_queues,
         )
-        self.pauses = PauseWatch(store, flow, self.loops, options.command_queues, options.node, options.audit_entries)
+        self.pauses = PauseWatch(store, flow, self.loops, options.node, options.audit_entries)
         self.keeper = Keeper(
             store,
             self.owned,
@@ -120,7 +120,6 @@ class Engine:
             self.keeper,
             flow,
             self.pauses,
-            node=options.node,
             commands=options.command_queues,
         )
         self.permits = Permits(store, flow, node=options.node, lease_s=options.lease_s)
@@ -128,7 +127,7 @@ class Engine:
         self.sweeper = Sweeper(
             store,
             self.owned,
-            letter_limits=options.dead_letters,
+            dead_letter_limits=options.dead_letters,
         )
         self._subscription: Subscription | None = None
 
@@ -154,12 +153,9 @@ class Engine:
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
-        await self.loops.read.stop()
-        await self.loops.fire.stop()
-        await self.loops.plan.stop()
-        await self.loops.sweep.stop()
-        await self.loops.pause.stop()
-        await self.loops.permit.stop()
+        for loop in self.loops:
+            if loop is not self.loops.keep:
+                await loop.stop()
         clean = True
         self.keeper.close()
         self.loops.keep.wake()
@@ -240,39 +236,3 @@ class Engine:
         """How long the earliest waiting task is overdue."""
         soonest = min((one.soonest_ms for one in self.owned.values()), default=inf)
         return max(0, self.store.clock.now_ms() - int(soonest)) if soonest < inf else 0
-
-    # -- by hand --------------------------------------------------------------------------------------
-
-    async def turn(self) -> int:
-        """Run every role once at the current time, for tests; return the deliveries settled so far."""
-        await self.pauses.step()
-        await self.keeper.step()
-        self.lookahead.reconnected()
-        while await self.lookahead.step() == 0.0:
-            pass
-        self.dispatcher.acks.woken(self.owned)
-        while await self.planner.step() == 0.0:
-            pass
-        while True:
-            before = self._progress()
-            if self.keeper.is_due or not all(one.holds_lease for one in self.owned.values()):
-                await self.keeper.step()  # a long turn outlasts leases, and nothing begins without one
-            await self.permits.step()
-            await self.dispatcher.step()
-            await self.dispatcher.drain()
-            while await self.lookahead.step() == 0.0:
-                pass
-            while await self.planner.step() == 0.0:
-                pass
-            woken = any(one.has_ready for one in self.owned.values())
-            if self._progress() == before and not woken:
-                break
-        await self.planner.flush()
-        while await self.sweeper.drop_finished():
-            pass
-        return self.deliveries.delivered
-
-    def _progress(self) -> tuple[int, ...]:
-        """Return counters that change with every turn in which something happened."""
-        supplied = self.permits.supplied
-        return self.deliveries.delivered, self.dispatcher.moved, self.planner.decisions, supplied, self.lookahead.held

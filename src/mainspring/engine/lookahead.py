@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from ..model.clock import TimeSlice
@@ -52,44 +52,6 @@ SLOT_BYTES: Final = 8
 """Memory of a row that has left its slice, or was dropped."""
 
 
-class Room:
-    """How many tasks of all partitions may be in memory and in flight: the configured number, or fewer if large."""
-
-    def __init__(self, reach: Reach, owned: dict[int, Partition]) -> None:
-        self._reach = reach
-        self._owned = owned
-        self.tasks = reach.tasks
-        """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
-        self.flights: float = inf
-        """Tasks that may be in flight, estimated from the size of those in flight now; infinite if there are none."""
-
-    def measure(self) -> None:
-        rows = out = decoded = slots = 0
-        rows_bytes = decoded_bytes = out_bytes = 0.0
-        for partition in self._owned.values():
-            for live in partition.lives:
-                slots += len(live.queue.rows)
-                as_flight = 2 * live.row_bytes + FLIGHT_BYTES
-                # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
-                as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
-                held = len(live.held)  # some of these have left: only their size matters here
-                rows += live.waiting + held
-                rows_bytes += (live.waiting + held) * as_row
-                decoded += held
-                decoded_bytes += held * as_flight
-                out += live.out
-                out_bytes += live.out * as_flight
-        self.tasks = self._reach.tasks
-        if rows:
-            lanes = sum(partition.behind for partition in self._owned.values())
-            moving = sum(partition.standing for partition in self._owned.values())
-            a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
-            # Tasks being moved into hold slices are already counted, but as rows.
-            taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
-            self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
-        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else inf
-
-
 CHUNK_ROWS: Final = 1_000
 """Most rows in a reply: parsing them blocks the loop for about a millisecond."""
 
@@ -108,117 +70,6 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 
 LANE_WINDOW: Final = 64
 """Held tasks of a lane kept in memory, at least, when the lane continues; fewer if they are large."""
-
-
-class SliceReader:
-    """Reads rows of slices in chunks, for all partitions of a node."""
-
-    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, loops: Loops) -> None:
-        self._store = store
-        self._owned = owned
-        self._room = room
-        self._loops = loops
-        self._time_slice = TimeSlice(TIME_SLICE_S)
-        self.at_once = CHUNKS_AT_ONCE[0]
-        """Slices read together, adjusted by how many rows the last round brought."""
-        self._row_bytes = 0.0
-        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
-
-    def rows_of(self, live: LiveSlice, slices: int) -> int:
-        """Return how many rows to read from a slice when `slices` slices are read."""
-        few = CHUNKS_AT_ONCE[0]
-        # A few slices may be long: read less of each only if there are many.
-        together = max(few, min(self.at_once, slices))
-        most, least = FIRST_ROWS
-        if live.read_rows:
-            known = CHUNK_BYTES // max(1, int(live.row_bytes))
-        elif self._row_bytes:
-            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
-        else:
-            known = least
-        return max(1, min(CHUNK_ROWS * few // together, known))
-
-    async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
-        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
-        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
-        few, many = CHUNKS_AT_ONCE
-        self.at_once = max(few, self.at_once // 2) if rows > ROWS_AT_ONCE else min(many, self.at_once * 2)
-        failure = None
-        self._time_slice.begin()
-        for (live, chunk), answer in zip(chunks, answers, strict=True):
-            if isinstance(answer, StoreError):
-                failure = answer
-                continue
-            if self._time_slice.over:
-                self._time_slice.end()
-                await asyncio.sleep(0)
-                self._time_slice.begin()
-            if not live.forgotten and live.cursor == chunk.first:
-                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_again(live, gone=not answer.before)
-                else:
-                    self._take(live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
-        if with_stubs:
-            failure = await self._judge_stubs(with_stubs) or failure
-        self._loops.fire.wake()
-        if any(one.asks_planner for one in self._owned.values()):
-            self._loops.plan.wake()
-        if failure is not None:
-            raise failure
-
-    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
-        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
-        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
-        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
-        failure = None
-        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
-            if isinstance(bits, StoreError):
-                live.restart()
-                failure = bits
-                continue
-            partition = self._owned.get(live.partition)
-            if partition is not None and not live.forgotten:
-                live.judge_stubs(first, bits)
-                partition.took(live, time.monotonic())
-        return failure
-
-    def _read_again(self, live: LiveSlice, *, gone: bool) -> None:
-        """Read a slice again whose rows changed: a failover lost some of the rows read, and puts have come since.
-
-        Begin proves only the last row. If reading simply continued, the rows that replaced the lost ones would never be
-        seen, and would be marked as done with them.
-        """
-        if not gone:  # a slice that is gone was most likely dropped by this node
-            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
-        if live.partition in self._owned:
-            self._owned[live.partition].forget(live)
-
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.SliceRows, until_ms: int, *, full: bool) -> None:
-        if chunk.bitmaps:
-            live.load_bitmaps(answer.fired, answer.done)
-        live.unread = len(answer.rows) == chunk.rows
-        if not answer.rows:
-            return
-        live.open_window(until_ms)
-        live.absorb(answer.rows)
-        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
-        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
-        # although there is no room keeps what the next tick can use.
-        most = max(self._room.tasks // 2, 1)
-        if full:
-            most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
-        partition = self._owned.get(live.partition)
-        policy = None if partition is None else partition.hold_policy
-        hold = None if policy is None or not live.has_lanes else policy.by_place.get(live.slice)
-        if hold is not None:
-            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
-            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
-            hold.trim(live, max(self._room.tasks // 64, window, 1))
-        elif live.waiting > most:
-            live.trim(most // 2 + 1)
-        if partition is not None:
-            partition.took(live, time.monotonic())
 
 
 HEADS_ASKED: Final = 256
@@ -240,10 +91,6 @@ PACED_ROWS: Final = 512
 
 WINDOW_MS: Final = 300_000
 """Milliseconds of an hour slice held in memory at a time; less if room is short."""
-
-
-def _by_start(live: LiveSlice) -> int:
-    return live.slice.start_ms
 
 
 class LookAhead:
@@ -273,11 +120,16 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
-        self.room = Room(reach, owned)
-        self._reader = SliceReader(store, owned, self.room, loops)
+        self.limit = reach.tasks
+        """Tasks that may be in memory besides those in lanes: fewer than configured if they are large."""
+        self._time_slice = TimeSlice(TIME_SLICE_S)
+        self._at_once = CHUNKS_AT_ONCE[0]
+        """Slices read together, adjusted by how many rows the last round brought."""
+        self._row_bytes = 0.0
+        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
-        """Partitions that waited for the listing of this round."""
+        """Partitions whose lanes waited for the listing of this round, and may begin again."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
 
@@ -285,9 +137,12 @@ class LookAhead:
     def held(self) -> int:
         """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
         the arrival of others."""
-        behind = sum(partition.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
-        return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
+        return waiting + max(0, self._behind - MOST_IN_LANES * self.limit)
+
+    @property
+    def _behind(self) -> int:
+        return sum(partition.behind for partition in self._owned.values())
 
     def woken(self, partition: int) -> None:
         """Note a put with a near due time in this partition."""
@@ -300,9 +155,7 @@ class LookAhead:
     async def step(self) -> float:
         """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
-        self.room.measure()
-        self._flow.most = int(min(self._flow.concurrency, self.room.flights))
-        self._look_at_lanes()
+        self._measure()
         failure = await self._free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._open_ended() or failure
         failure = await self._poll(now_ms) or failure
@@ -310,7 +163,11 @@ class LookAhead:
         try:
             more = await self._read(now_ms)
         finally:
-            self._let_begin()  # even if one server is unavailable: these may be on another
+            if self._listed:
+                for partition in self._listed:  # even if one server is unavailable: these may be on another
+                    partition.waits_for_listing = False
+                self._listed.clear()
+                self._loops.fire.wake()
         if failure is not None:
             raise failure  # raise late: an unavailable server must not keep the others from being read
         if more or self._woken:
@@ -318,17 +175,34 @@ class LookAhead:
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._more_held else wait_ms / 1000)
 
-    def _let_begin(self) -> None:
-        """Let partitions begin again whose lanes waited for this listing."""
-        for partition in self._listed:
-            partition.waits_for_listing = False
-        if self._listed:
-            self._listed.clear()
-            self._loops.fire.wake()
-
-    def _look_at_lanes(self) -> None:
-        """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
+    def _measure(self) -> None:
+        """Estimate from their size how many tasks may be in memory and in flight: the configured number, or fewer."""
+        rows = out = decoded = slots = 0
+        rows_bytes = decoded_bytes = out_bytes = 0.0
+        for partition in self._owned.values():
+            for live in partition.lives:
+                slots += len(live.queue.rows)
+                as_flight = 2 * live.row_bytes + FLIGHT_BYTES
+                # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
+                as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
+                held = len(live.held)  # some of these have left: only their size matters here
+                rows += live.waiting + held
+                rows_bytes += (live.waiting + held) * as_row
+                decoded += held
+                decoded_bytes += held * as_flight
+                out += live.out
+                out_bytes += live.out * as_flight
+        self.limit = self._reach.tasks
+        if rows:
+            moving = sum(partition.standing for partition in self._owned.values())
+            a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
+            # Tasks being moved into hold slices are already counted, but as rows.
+            taken = slots * SLOT_BYTES + self._behind * a_flight + moving * max(0.0, a_flight - a_row)
+            self.limit = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
+        by_size = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else self._flow.concurrency
+        self._flow.most = min(self._flow.concurrency, by_size)
+        # Tasks that wait in lanes do not count as read ahead.
+        full = self._behind > self.limit
         for partition in self._owned.values():
             partition.fill_lanes(full=full)
 
@@ -439,7 +313,7 @@ class LookAhead:
             elif count != partition.accepted_seen:
                 partition.accepted_seen = self.accepted[partition.number] = count
                 partition.needs_listing = changed = True
-        if self.held < self.room.tasks // 4:
+        if self.held < self.limit // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
         self._poll_ms = self._reach.poll_ms if changed else min(self._poll_ms * 2, self._reach.idle_poll_ms)
         self._next_poll_ms = now_ms + self._poll_ms
@@ -508,39 +382,46 @@ class LookAhead:
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. Return True if there is more to read at once."""
         until_ms = now_ms + self._window_ms
-        wanted: list[LiveSlice] = []
-        paced = False
-        for partition in self._owned.values():
-            waiting = self._paced_rows(partition)
-            for live in partition.lives:
-                if live.suspended:
-                    continue
-                paced |= self._has_enough_of(live, partition, now_ms)
-                if not live.unread:
-                    continue
-                enough = live.pace in waiting and waiting[live.pace] >= PACED_ROWS
-                if enough and partition.blocked_ms < live.slice.start_ms:
-                    paced = True
-                    continue
-                wanted.append(live)
-                if live.pace in waiting:
-                    waiting[live.pace] += PACED_ROWS
-        # Held tasks come last: there may be many, and the others are on time.
-        wanted.sort(key=_by_start)
+        wanted, paced = self._wanted(now_ms)
         held = self.held if wanted else 0
         # Treat little room as none: in a backlog every tick frees some, and reading few rows at a time is inefficient.
-        most = self.room.tasks
+        most = self.limit
         least = most // 8
         if held > most - least:
             self._make_room(now_ms)
             held = self.held
         room = most - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._reader.at_once)
+        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
-        await self._reader.fetch(chunks, until_ms, full=held >= most)
+        await self._fetch(chunks, until_ms, full=held >= most)
         return True
+
+    def _wanted(self, now_ms: int) -> tuple[list[LiveSlice], bool]:
+        """Return the slices with rows to read, and whether others are left because they leave gradually."""
+        wanted: list[LiveSlice] = []
+        paced = False
+        for partition in self._owned.values():
+            waiting = Counter[str]()  # rows in memory of slices that are paced, by the keys of their holds
+            for live in partition.lives:
+                if live.pace is not None:
+                    waiting[live.pace] += live.waiting
+            for live in partition.lives:
+                if live.suspended:
+                    continue
+                paced |= self._has_enough_of(live, partition, now_ms)
+                if not live.unread:
+                    continue
+                if live.pace is not None and partition.paces(live.pace):
+                    if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
+                        paced = True
+                        continue
+                    waiting[live.pace] += PACED_ROWS
+                wanted.append(live)
+        # Held tasks come last: there may be many, and the others are on time.
+        wanted.sort(key=lambda live: live.slice.start_ms)
+        return wanted, paced
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
@@ -553,14 +434,6 @@ class LookAhead:
         live.next_window(now_ms + self._window_ms)
         return False
 
-    def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
-        """Count the rows of paced slices in memory, by the key of their hold."""
-        waiting: dict[str | None, int] = {}
-        for live in partition.lives:
-            if live.pace is not None:
-                waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.paces(key)}
-
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
@@ -571,9 +444,9 @@ class LookAhead:
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
-            if len(chunks) == self._reader.at_once:
+            if len(chunks) == self._at_once:
                 break
-            rows = self._reader.rows_of(live, len(wanted))
+            rows = self._rows_of(live, len(wanted))
             count = min(rows, room)
             if live.pace is not None and self._owned[live.partition].paces(live.pace):
                 count = min(count, PACED_ROWS)
@@ -588,3 +461,102 @@ class LookAhead:
                 chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited, overlap)
                 chunks.append((live, chunk))
         return chunks
+
+    def _rows_of(self, live: LiveSlice, slices: int) -> int:
+        """Return how many rows to read from a slice when `slices` slices are read."""
+        few = CHUNKS_AT_ONCE[0]
+        # A few slices may be long: read less of each only if there are many.
+        together = max(few, min(self._at_once, slices))
+        most, least = FIRST_ROWS
+        if live.read_rows:
+            known = CHUNK_BYTES // max(1, int(live.row_bytes))
+        elif self._row_bytes:
+            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
+        else:
+            known = least
+        return max(1, min(CHUNK_ROWS * few // together, known))
+
+    async def _fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
+        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
+        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
+        few, many = CHUNKS_AT_ONCE
+        self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
+        failure = None
+        self._time_slice.begin()
+        for (live, chunk), answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                continue
+            if self._time_slice.over:
+                self._time_slice.end()
+                await asyncio.sleep(0)
+                self._time_slice.begin()
+            partition = self._owned.get(live.partition)
+            if partition is None or live.forgotten or live.cursor != chunk.first:
+                continue
+            if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
+                # Its rows changed: a failover lost some of the rows read, and puts have come since. Begin proves only
+                # the last row. If reading simply continued, the rows that replaced the lost ones would never be seen,
+                # and would be marked as done with them.
+                if answer.before:  # otherwise it is gone: most likely this node has dropped it
+                    log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
+                partition.forget(live)
+            else:
+                self._take_in(partition, live, chunk, answer, until_ms, full=full)
+        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
+        if with_stubs:
+            failure = await self._judge_stubs(with_stubs) or failure
+        self._loops.fire.wake()
+        if any(one.asks_planner for one in self._owned.values()):
+            self._loops.plan.wake()
+        if failure is not None:
+            raise failure
+
+    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
+        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
+        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
+        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
+        failure = None
+        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
+            if isinstance(bits, StoreError):
+                live.restart()
+                failure = bits
+                continue
+            partition = self._owned.get(live.partition)
+            if partition is not None and not live.forgotten:
+                live.judge_stubs(first, bits)
+                partition.took(live, time.monotonic())
+        return failure
+
+    def _take_in(
+        self,
+        partition: Partition,
+        live: LiveSlice,
+        chunk: read.Chunk,
+        answer: read.SliceRows,
+        until_ms: int,
+        *,
+        full: bool,
+    ) -> None:
+        if chunk.bitmaps:
+            live.load_bitmaps(answer.fired, answer.done)
+        live.unread = len(answer.rows) == chunk.rows
+        if not answer.rows:
+            return
+        live.open_window(until_ms)
+        live.absorb(answer.rows)
+        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
+        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
+        # although there is no room keeps what the next tick can use.
+        most = max(self.limit // 2, 1)
+        if full:
+            most = min(most, max(self._rows_of(live, 1), self.limit // 8))
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice) if live.has_lanes else None
+        if hold is not None:
+            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
+            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
+            hold.trim(live, max(self.limit // 64, window, 1))
+        elif live.waiting > most:
+            live.trim(most // 2 + 1)
+        partition.took(live, time.monotonic())

@@ -15,8 +15,8 @@ from ..model.delivery import (
     UNREADABLE,
     Body,
     Dead,
+    Done,
     Failure,
-    Fate,
     Outcome,
     Response,
     Retry,
@@ -24,12 +24,13 @@ from ..model.delivery import (
     was_sent,
 )
 from ..model.ids import idh_of, occurrence_id
+from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
-    LOST,
+    DELIVERED,
     PASSED_ENDS,
     HistoryRules,
     Run,
@@ -39,6 +40,7 @@ from ..model.run import (
     code_of,
     judge,
     parked,
+    runs_of,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -47,6 +49,7 @@ from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
+from ..store.records import KeptResult
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
@@ -171,36 +174,24 @@ class Outcomes:
         """Return whether the history keeps deliveries to this target that succeeded."""
         return self._history.rule(target) == "all"
 
-    def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
-        body, now_ms = flight.body, self._clock.now_ms()
-        response = said.response
-        record = RunRecord(
+    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
+        return RunRecord.of(
             flight.idh,
-            verdict.end,
-            body.attempt,
-            flight.original_due_ms,
-            0 if verdict.end in ("expired", "dropped") else began_ms,
-            now_ms,
-            body.target,
-            self._node,
-            verdict.reason,
+            flight.body,
+            verdict,
             code_of(said),
-            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            body.id,
-            body.lane,
-            None,
-            None if body.occurrence is None else body.occurrence[1],
-            len(body.payload),
-            0 if response is None else len(response.body),
+            due_ms=flight.original_due_ms,
+            began_ms=0 if verdict.end in ("expired", "dropped") else began_ms,
+            ended_ms=self._clock.now_ms(),
+            by=self._node,
+            answer_bytes=0 if said.response is None else len(said.response.body),
         )
-        runs = []
-        if flight.live.to_redo(flight.index):
-            lost = replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0)
-            runs.append(Run(lost))
+
+    def _runs(self, flight: Flight, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
         trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
-        runs.append(Run(record, RunDetails(response, traceback=trace) if response is not None or trace else None))
-        return tuple(run for run in runs if self._history.keeps(run.record))
+        details = RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
+        return runs_of(record, details, self._history, lost_before=flight.live.to_redo(flight.index))
 
     def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
         """Return what the history keeps of planned times that did not run."""
@@ -222,16 +213,40 @@ class Outcomes:
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
+    def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
+        """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
+        runs = self._runs(flight, self._record(flight, DELIVERED, said, began_ms), said)
+        return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
+
+    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
+        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
+        if not outcome.keep_ms or outcome.response is None:
+            return None
+        now_ms = self._clock.now_ms()
+        result = Result(
+            "done",
+            attempt=flight.attempt,
+            worker=self._node,
+            target=flight.target,
+            due_ms=flight.original_due_ms,
+            started_ms=now_ms - outcome.response.duration_ms,
+            ended_ms=now_ms,
+            response=outcome.response,
+        )
+        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
+
     def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
         lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
         policy, since_ms = self._policies.of(flight.body), self._since_ms(partition, flight, now_ms)
         verdict = judge(said, flight.body, flight.original_due_ms, now_ms, policy, lane, since_ms)
-        if verdict.counted:
-            self._report(flight, verdict, said, now_ms)
         settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
-        return settled._replace(runs=self.runs(flight, verdict, said, began_ms)) if verdict.counted else settled
+        if not verdict.counted:
+            return settled
+        record = self._record(flight, verdict, said, began_ms)
+        self._failures.report(record.failure(said, flight.idempotency_key))
+        return settled._replace(runs=self._runs(flight, record, said))
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
@@ -242,7 +257,8 @@ class Outcomes:
             judged = parked(verdict, verdict.reason, lane, now_ms, self._since_ms(partition, flight, now_ms))
             if judged.end == "parked" and lane.on_failure == "block":
                 # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
-                self._report(flight, judged, Retry(judged.reason, brief="its run on a worker failed"), now_ms)
+                said = Retry(judged.reason, brief="its run on a worker failed")
+                self._failures.report(self._record(flight, judged, said, 0).failure(said, flight.idempotency_key))
             verdict = judged
         return self._carry_out(partition, flight, verdict, traceback)
 
@@ -294,30 +310,14 @@ class Outcomes:
         retry = _leaving(flight, place, row_of(place, flight, body))
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
-    def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
-        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
-        failure = Failure(
-            id=flight.id,
-            target=flight.target,
-            attempt=flight.attempt,
-            error=verdict.reason,
-            brief=said.brief or "",
-            outcome=fates.get(verdict.end, "dead"),
-            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            lane=flight.lane,
-            original_due_ms=flight.original_due_ms,
-            idempotency_key=flight.idempotency_key,
-            response=said.response,
-            exception=said.error,
-        )
-        self._failures.report(failure)
-
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
-        death = Death(flight.idh, letter.answered(response).encode(), now_ms)
+        dead_letter = DeadLetter.of(
+            body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback
+        )
+        death = Death(flight.idh, dead_letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
         return Settled(flight.live, flight.index, death=death)
 
@@ -326,7 +326,7 @@ class Outcomes:
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
             died_ms=now_ms,
@@ -334,14 +334,14 @@ class Outcomes:
             entry=damaged.row,
         )
         failure = Failure(
-            id=letter.id,
+            id=dead_letter.id,
             target=UNREADABLE,
             attempt=1,
-            error=letter.reason,
+            error=dead_letter.reason,
             outcome="dead",
-            original_due_ms=letter.due_ms,
+            original_due_ms=dead_letter.due_ms,
             idempotency_key="",
         )
         self._failures.report(failure)
-        self.meters.buried("unreadable", letter.reason)
-        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, letter.encode(), now_ms))
+        self.meters.buried("unreadable", dead_letter.reason)
+        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..model.clock import steady_s
+from ..model.lane import LANE, PARKED, HoldRecord
 from ..model.run import Run
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -478,7 +479,13 @@ class Partition:
             self.lanes.wake_barred()
         match status:
             case "ok":
-                return self._applied(call, x)
+                work = call.section if isinstance(call, BeginCall) else call.work
+                self.seq = work.seq
+                for live, touch in zip(call.touched, work.touches, strict=True):
+                    live.proven = max(live.proven, touch.m)
+                if isinstance(call, BeginCall):
+                    return self._begun(call, x)
+                self.needs_listing = self.needs_listing or bool(call.work.retries)
             case "stale":
                 handed = chain.from_iterable(call.handed.values()) if isinstance(call, CommitCall) else ()
                 for live in dict.fromkeys((*call.touched, *(group.live for group in handed))):
@@ -490,17 +497,6 @@ class Partition:
                     self.block(call.section.max_due_ms or 0)
             case _:
                 raise PartitionLost(status)
-        return []
-
-    def _applied(self, call: OwnerCall, x: Sequence[bytes]) -> list[FlightGroup]:
-        work = call.section if isinstance(call, BeginCall) else call.work
-        self.seq = work.seq
-        for live, touch in zip(call.touched, work.touches, strict=True):
-            live.proven = max(live.proven, touch.m)
-        if isinstance(call, BeginCall):
-            return self._begun(call, x)
-        if call.work.retries:
-            self.needs_listing = True
         return []
 
     def _begun(self, begun: BeginCall, x: Sequence[bytes]) -> list[FlightGroup]:
@@ -564,21 +560,18 @@ class Partition:
         if self.dirty_since == inf:
             self.dirty_since = since_s
 
-    def take_damaged(self) -> list[Damaged]:
-        """Return the entries found since the last call that cannot be read."""
-        damaged, self._due_selector.damaged = self._due_selector.damaged, []
-        return damaged
-
-    def take_passed(self) -> list[tuple[Definition, NotRun]]:
-        """Return the planned times that did not run, noted since the last call."""
-        passed, self.chains.passed = self.chains.passed, []
-        return passed
+    def take_notes(self) -> tuple[list[Damaged], list[tuple[Definition, NotRun]]]:
+        """Return what begins came across since the last call: entries that cannot be read, and planned times that did
+        not run."""
+        notes = self._due_selector.damaged, self.chains.passed
+        self._due_selector.damaged, self.chains.passed = [], []
+        return notes
 
     # -- lanes ------------------------------------------------------------------------------------------
 
     def failing_since_ms(self, lane: str, now_ms: int) -> int:
         """Return when the head of a lane failed first."""
-        return self.lanes.since_ms(lane) or now_ms
+        return self.lanes.of(lane).since_ms or now_ms
 
     def hold_lane(
         self, lane: str, idh: bytes, until_ms: int, now_ms: int, *, first: bool = False, parked: bool = False
@@ -592,11 +585,11 @@ class Partition:
 
     def park_lane(self, lane: str, reason: str, now_ms: int) -> Slice:
         """Let a lane wait until it is resumed by hand; return the hold slice in which its head waits first."""
-        return self.hold_policy.park(lane, reason, now_ms).place
+        return self.hold_policy.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms).place
 
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
-        if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
+        if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
             self._outcomes.append(Settled(hold=hold))
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
@@ -660,10 +653,6 @@ class Partition:
     def waits_for_workers(self) -> bool:
         """True if something waits for workers or their acks."""
         return bool(self._awaited or self._put_off)
-
-    @property
-    def awaits_acks(self) -> bool:
-        return bool(self._awaited)
 
     def back_from_worker(self, address: bytes, idh: bytes | None = None) -> Flight | None:
         """Return the task at this address that a worker has ended; None if it is not awaited, or is another one."""

@@ -32,19 +32,19 @@ class Sweeper:
         store: Store,
         owned: dict[int, Partition],
         *,
-        letter_limits: DeadLetterLimits | None = None,
+        dead_letter_limits: DeadLetterLimits | None = None,
     ) -> None:
         self._store = store
         self._owned = owned
         self._at = self._cursor = 0
         self.dropped = 0
-        self._letter_limits = letter_limits or DeadLetterLimits()
+        self._dead_letter_limits = dead_letter_limits or DeadLetterLimits()
         self._expire_at_ms = 0
         self._queues_at_ms = 0
         self._queue_cursors: dict[int, int] = {}
         self._expired: Counter[str] = Counter()
         """Dead letters dropped since the last line in the log."""
-        self.letters_dropped: Counter[str] = Counter({"age": 0, "number": 0})
+        self.dead_letters_dropped: Counter[str] = Counter({"age": 0, "number": 0})
         """Dead letters dropped so far, by reason."""
 
     @property
@@ -56,7 +56,7 @@ class Sweeper:
         busy = await self.drop_finished()
         await self._forget_holds()
         more = await self._forget_ids()
-        more = await self._expire_letters() or more
+        more = await self._expire_dead_letters() or more
         await self._forget_queues()
         return 0.0 if more else 0.02 if busy else 0.5
 
@@ -131,18 +131,18 @@ class Sweeper:
             following = await queue_state.forget_idle(self._store, number, cursor, idle_ms=QUEUE_IDLE_MS)
             self._queue_cursors[number] = following
 
-    async def _expire_letters(self) -> bool:
+    async def _expire_dead_letters(self) -> bool:
         """Drop some of the oldest dead letters past their limits. Return True if there may be more."""
         now_ms = self._store.clock.now_ms()
         # A time further ahead than one interval: the clock was set back since.
-        if not any(self._letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
+        if not any(self._dead_letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
             return False
         more, failure = False, None
-        for answer in await dead_letters.expire(self._store, sorted(self._owned), self._letter_limits):
+        for answer in await dead_letters.expire(self._store, sorted(self._owned), self._dead_letter_limits):
             if isinstance(answer, StoreError):
                 failure = answer
                 continue
-            for count in (self._expired, self.letters_dropped):
+            for count in (self._expired, self.dead_letters_dropped):
                 count.update(age=answer.for_age, number=answer.for_number)
             more = more or sum(answer) == dead_letters.AT_ONCE
         if more:

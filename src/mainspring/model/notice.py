@@ -10,6 +10,7 @@ that began it, so a decision that is repeated after a crash makes notices with t
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from ipaddress import ip_address
 from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,7 @@ from .delivery import Response
 from .errors import InvalidInput
 from .explain import moment
 from .ids import check_name, idh_of
+from .limits import HORIZON_MS
 from .run import FAILED_ENDS, RunRecord
 from .targets.names import BEAT, receiver_of, shown_target
 from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
@@ -328,6 +330,10 @@ def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
     return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
+MOST_EPISODES: Final = 100_000
+"""Open episodes of a namespace; beyond it those that failed longest ago are forgotten, a tenth at a time."""
+
+
 class Episodes:
     """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
 
@@ -355,9 +361,17 @@ class Episodes:
                     del self.known[key]
                 else:
                     self.known[key] = after
+                    if len(self.known) > MOST_EPISODES:
+                        self._forget_oldest()
             if notice is not None:
                 run_id = signal.place if signal.bad and signal.record is not None else None
                 yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
+
+    def _forget_oldest(self) -> None:
+        """Make room: receivers that fail once and are never called again would stay for ever."""
+        for key in nsmallest(MOST_EPISODES // 10, self.known, key=lambda one: self.known[one].last_ms):
+            del self.known[key]
+            self.changed[key] = None
 
 
 _MAX_SUBJECT_BYTES: Final = 128
@@ -623,15 +637,15 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return f"{when}, grace {delay_text(self.grace_ms)}"
 
     def deadline_ms(self, last_ms: int) -> int:
-        """Return until when the beat after the one at `last_ms` must come."""
+        """Return until when the beat after the one at `last_ms` must come; ten years later at most, as for any task."""
         if not self.cron:
-            return last_ms + self.every_ms + self.grace_ms
+            return last_ms + min(self.every_ms + self.grace_ms, HORIZON_MS)
         from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
 
         next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms)
         if next_ms is None:
             raise InvalidInput(f"cron {self.cron!r} never comes")
-        return next_ms + self.grace_ms
+        return min(next_ms + self.grace_ms, last_ms + HORIZON_MS)
 
 
 class Beats(Tables[Expected]):
@@ -673,10 +687,11 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         when = {name: answer[name] for name in ("every", "cron", "timezone", "grace") if answer.get(name) is not None}
         return cls(answer["name"], Expected.read(answer["name"], when), answer["deadline_ms"], answer["last_ms"] or 0)
 
-    def signal(self, now_ms: int) -> Signal:
-        """Return whether a beat is missing. Looked at again and again, it is the same state until a beat comes."""
-        subject, bad = f"{BEAT}:{self.name}", now_ms > self.deadline_ms
-        reason = f"the last beat came at {moment(self.last_ms)}" if self.last_ms else "it never came"
-        at_ms = now_ms if bad else self.last_ms
-        place = str(self.deadline_ms)
-        return Signal(subject, "missed", bad, at_ms, place, schedule=self.name, reason=reason, lasts=True)
+
+def beat_signal(beat: Beat, now_ms: int) -> Signal:
+    """Return whether a beat is missing. Looked at again and again, it is the same state until a beat comes."""
+    subject, bad = f"{BEAT}:{beat.name}", now_ms > beat.deadline_ms
+    reason = f"the last beat came at {moment(beat.last_ms)}" if beat.last_ms else "it never came"
+    at_ms = now_ms if bad else beat.last_ms
+    place = str(beat.deadline_ms)
+    return Signal(subject, "missed", bad, at_ms, place, schedule=beat.name, reason=reason, lasts=True)

@@ -1,5 +1,6 @@
 """A task as callers write it and get it back, its payload, and filters for lists of tasks."""
 
+import re
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, cast
@@ -110,10 +111,14 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     """True if the due time had already passed: the task fires at once."""
     durability: str = "server"
 
-    def _bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
-        """Tie the handle to the client that `result()` asks, and to the task's namespace and lane."""
-        self.__dict__.update(ask=ask, namespace=namespace, lane=lane)
+    def _asking(self, ask: Callable[[float | Delay | None], R]) -> "Handle[R]":
+        """Tie the handle to the client that `result()` asks."""
+        self.__dict__["ask"] = ask
         return cast("Handle[R]", self)
+
+    def _of_task(self, namespace: str, lane: str | None) -> None:
+        """Remember the task's namespace and lane, of which its key is made."""
+        self.__dict__.update(namespace=namespace, lane=lane)
 
     def _first_due(self, original_due_ms: int | None) -> Self:
         """Remember when the first attempt at a kept task was due; None if it is no longer stored."""
@@ -234,6 +239,17 @@ def pattern_fits(pattern: str, target: str) -> bool:
     return pattern == target or (pattern.endswith("*") and target.startswith(pattern[:-1]))
 
 
+def fits_one(patterns: Sequence[str], target: str) -> bool:
+    """Return whether the target fits one of the patterns that a key is bound to, and does not climb out of it."""
+    return any(pattern_fits(one, target) for one in patterns) and not _climbs(target)
+
+
+def _climbs(target: str) -> bool:
+    """Return whether a URL climbs out of its prefix, as `https://a.example/mine/../yours` does."""
+    path = target.lower().replace("%2e", ".").replace("%2f", "/").replace("\\", "/").partition("?")[0]
+    return target.startswith("http") and re.search(r"/\.\.?(?:/|#|$)", path) is not None
+
+
 class TaskFilter(msgspec.Struct, frozen=True):
     """Selects tasks that match every given field."""
 
@@ -253,7 +269,7 @@ class TaskFilter(msgspec.Struct, frozen=True):
             return False
         if self.target is not None and not pattern_fits(self.target, target):
             return False
-        return self.allowed is None or any(pattern_fits(pattern, target) for pattern in self.allowed)
+        return self.allowed is None or fits_one(self.allowed, target)
 
 
 class QueueFilter(msgspec.Struct, frozen=True):

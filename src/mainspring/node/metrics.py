@@ -97,7 +97,7 @@ def _tasks(engine: Engine) -> Iterator[Family]:
         skipped,
     )
     text = "Dead letters dropped by the limits on age and number."
-    dropped = engine.sweeper.letters_dropped
+    dropped = engine.sweeper.dead_letters_dropped
     yield family("mainspring_dead_letters_dropped_total", "counter", text, "reason", dropped)
     timed = {
         "lateness": ("Seconds from the due time (or the put, if later) to the start of the delivery.", meters.lateness),
@@ -124,7 +124,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
         ),
         "in_flight": ("Tasks handed to sinks that have not answered yet.", engine.deliveries.in_flight),
         "look_ahead": ("Tasks held in memory until they are due.", engine.lookahead.held),
-        "look_ahead_limit": ("Limit on the tasks held in memory.", engine.lookahead.room.tasks),
+        "look_ahead_limit": ("Limit on the tasks held in memory.", engine.lookahead.limit),
         "breakers_open": ("Receivers whose circuit breaker is not closed, because they kept failing.", breakers),
     }
     for name, (text, value) in now.items():

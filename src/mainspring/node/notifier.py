@@ -31,6 +31,7 @@ from ..model.notice import (
     Notice,
     NoticeKind,
     Signal,
+    beat_signal,
     notice_tasks,
     signals_of,
 )
@@ -242,7 +243,7 @@ class Notifier:
         beats = await self._watched()
         if self._options.channels:
             states = [*await self._disabled(now_ms), *await self._without_workers(now_ms)]
-            await self._tell([*states, *(one.signal(now_ms) for one in beats.values())], beats.keys())
+            await self._tell([*states, *(beat_signal(one, now_ms) for one in beats.values())], beats.keys())
 
     async def _watched(self) -> dict[str, Beat]:
         """Return the beats that are watched; those of the settings from now on, whether or not any has come."""

@@ -5,7 +5,7 @@ answers = await queue.finish(store, [End(job, DONE) for job in jobs])
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -497,6 +497,16 @@ async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
     return beaten
 
 
+MOST_NAMED: Final = 16
+"""Most queues that a message to workers names."""
+
+
+def announce(names: PartitionKeys, queues: Collection[str], listening: int = 1) -> RedisCommand:
+    """Tell workers which queues of a partition have jobs, and how many workers heard the message before this one."""
+    named = queues if len(queues) <= MOST_NAMED else ()
+    return ("SPUBLISH", names.work, " ".join((str(listening), *named)))
+
+
 async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     """Return jobs that were taken but not started; this does not count as a delivery. Others can take them at once.
     Jobs that a worker died with before are offered with the next reclaim."""
@@ -505,7 +515,8 @@ async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     for by in every:
         rows = [(job.idh, job.entry, job.claim, job.queue) for job in by.jobs]
         slot, commands = _script_call(store, "queue_back", by, rows)
-        groups.append((slot, [*commands, ("SPUBLISH", store.keys.partitions[by.partition].work, "1")]))
+        names = store.keys.partitions[by.partition]
+        groups.append((slot, [*commands, announce(names, {job.queue for job in by.jobs})]))
     beaten = Beaten([], [])
     failures = _sort_out(every, await store.run(groups), beaten)
     if beaten.cancelled:

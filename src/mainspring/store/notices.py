@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ..model.delivery import Response
-from ..model.errors import InvalidInput, StoreError
+from ..model.errors import Conflict, StoreError
 from ..model.ids import idh_of
 from ..model.notice import KINDS, ONE_PLACE, Beat, Episode, Expected, Notice, NoticeKind, Taken
 from ..model.run import RunRecord
@@ -105,14 +105,19 @@ def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]
         yield from sorted(runs, key=lambda run: (run[1].ended_ms, not run[1].failed))
 
 
-def _merged(partition: int, streams: Sequence[Sequence[Any]]) -> list[RecordedRuns]:
-    """Return the entries of several streams in the order in which they were recorded, as far as all were read."""
+def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) -> list[RecordedRuns]:
+    """Return the entries of several streams in the order in which they were recorded, as far as all were read.
+
+    Leave a millisecond out that is not over, or not read whole: in which order its runs ended is known only when all
+    are there, and whoever reads them again after a crash must see the same order.
+    """
     found = [
         [RecordedRuns(_place(row[0]), partition, number == 0, row[1][1]) for row in rows]
         for number, rows in enumerate(streams)
     ]
-    end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=None)
-    return sorted(one for entries in found for one in entries if end is None or one.at <= end)
+    end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=(before_ms, 0))
+    known = sorted(one for entries in found for one in entries if one.at <= end and one.at[0] < before_ms)
+    return [one for one in known if one.at[0] < end[0]] or known
 
 
 def _place(entry: bytes) -> EntryId:
@@ -120,6 +125,8 @@ def _place(entry: bytes) -> EntryId:
     return int(ms), int(seq)
 
 
+SETTLED_MS: Final = 50
+"""Age of runs that are followed: by then no others are recorded in the same millisecond, whatever the clocks say."""
 ENTRIES_AT_ONCE: Final = 16
 """Entries of a stream that are read at once; each has up to 64 runs."""
 _records: Final = msgspec.msgpack.Decoder(list[RunRecord])
@@ -186,17 +193,21 @@ class Notices:
         beats = [_beat.decode(raw) for name, raw in zip(flat[::2], flat[1::2], strict=True) if name != _VERSION]
         return {one.name: one for one in sorted(beats, key=attrgetter("name"))}
 
+    async def read_beat(self, name: str) -> Beat | None:
+        [raw] = await self._store.run_one(self._store.keys.slot, [("HGET", self._store.keys.watched, name)])
+        return None if raw is None else _beat.decode(raw)
+
     async def beat(self, name: str, expected: Expected | None, *, came: bool) -> Beat | None:
-        """Note that a beat came, or only when it is expected. Return None if that was never said."""
+        """Note that a beat came, or only when it is expected. Return None if that was never said. Raises Conflict."""
         keys = self._store.keys
         while True:
             [raw, known] = await self._store.run_one(keys.slot, [("HGET", keys.watched, name), ("HLEN", keys.watched)])
             before = None if raw is None else _beat.decode(raw)
-            if before is None and known > MOST_BEATS:
-                raise InvalidInput(f"{MOST_BEATS} beats are watched already; remove some that nobody sends any more")
             expected = expected or (None if before is None else before.expected)
             if expected is None:
                 return None
+            if before is None and known > MOST_BEATS:
+                raise Conflict(f"{MOST_BEATS:,} beats are watched already; remove some that nobody sends any more")
             now_ms = await self._store.fresh_ms()
             last_ms = now_ms if came else 0 if before is None else before.last_ms
             after = Beat(name, expected, expected.deadline_ms(now_ms), last_ms)
@@ -268,8 +279,9 @@ class Notices:
                 reads.append(("XRANGE", keys.runs, start, "+", "COUNT", ENTRIES_AT_ONCE))
             # In one step: an entry that comes between two reads would be passed over in the stream that was read first.
             groups.append((keys.slot, [("MULTI",), *reads, ("EXEC",)]))
+        before_ms = self._store.clock.now_ms() - SETTLED_MS
         return [
-            result if isinstance(result, StoreError) else _merged(one.partition, result[-1])
+            result if isinstance(result, StoreError) else _merged(one.partition, result[-1], before_ms)
             for one, result in zip(asked, await self._store.run(groups), strict=True)
         ]
 

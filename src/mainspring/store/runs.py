@@ -121,7 +121,7 @@ class RunRef(NamedTuple):
         try:
             partition, ms, seq, number = (int(piece, 36) for piece in text.split("."))
         except (ValueError, AttributeError):
-            raise InvalidInput(f"{str(text)[:80]!r} is not the id of a run") from None
+            raise InvalidInput(f"{str(text)[:80]!r} is not the id of a run, such as 5.mwn1d9qx.0.0") from None
         if not (0 <= partition < partitions and 0 <= ms < 1 << 48 and 0 <= seq < 1 << 16 and 0 <= number < 1 << 8):
             raise InvalidInput(f"{text[:80]!r} is not the id of a run of this namespace")
         return cls(ms, seq, partition, number)
@@ -290,9 +290,16 @@ class _Stream:
             self.end = "(" + rows[-1][0].decode()
 
 
+def _before(store: Store, cursor: str | None) -> RunRef:
+    try:
+        return _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    except InvalidInput:
+        raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that a list of runs returned") from None
+
+
 async def list_runs(store: Store, where: RunFilter, cursor: str | None, limit: int) -> RunsPage:
     """Return runs that match, newest first; pass `next` as cursor for the next page."""
-    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    before = _before(store, cursor)
     found: list[tuple[RunRef, RunRecord]] = []
     partitions = [keys.number for keys in store.keys.partitions]
     if where.schedule is not None:
@@ -467,7 +474,7 @@ async def runs_of_task(
     # A generated id says when its task was due: no attempt ended before.
     since_ms = 0 if reference.address is None else reference.address.slice.from_ms
     where = msgspec.structs.replace(where, idhs=idhs, from_ms=max(where.from_ms, since_ms))
-    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    before = _before(store, cursor)
     partitions = sorted({spot.partition for spot in spots})
     found, end = await _scan(store, where, partitions, before, limit, set(), most_entries)
     return _page([one for one in found if reference.fits(one[1].lane)], end)
@@ -520,7 +527,13 @@ def output_text(output: Output) -> str:
 # -- logs of running jobs ---------------------------------------------------------------------------------------------
 
 LOG_ENTRIES: Final = 1_000
+LOG_BYTES: Final = 4 << 20
+"""About what the log of one job may take: of long parts fewer are kept."""
 LOG_KEPT_MS: Final = 3_600_000
+_LOG_AT_ONCE: Final = 64
+"""Parts that one look returns; the next look goes on."""
+_LOG_END: Final = 200
+"""Parts at the end of a log: a record has no more lines, and a part has one at least."""
 
 
 async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> None:
@@ -528,26 +541,40 @@ async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> 
     groups: list[Group] = []
     for partition, idh, text in logs:
         keys = store.keys.partitions[partition]
-        key = keys.run_log(idh)
-        add = ("XADD", key, "MAXLEN", "~", LOG_ENTRIES, "*", "l", text.encode())
+        key, part = keys.run_log(idh), text.encode()
+        most = min(LOG_ENTRIES, LOG_BYTES // max(1, len(part)))
+        add = ("XADD", key, "MAXLEN", "~", most, "*", "l", part)
         groups.append((keys.slot, [add, ("PEXPIRE", key, LOG_KEPT_MS)]))
     await store.run(groups)
 
 
 async def read_log(store: Store, reference: "Reference", after: str) -> tuple[str, str]:
-    """Return what the log of a running job has after an entry, and its last entry."""
+    """Return what the log of a running job has after an entry, as far as one look goes, and its last entry."""
     if not _ENTRY_ID.fullmatch(after):
         raise InvalidInput(f"cursor {after[:80]!r} is not one that a log returned")
+    rows = await _parts(store, reference, "XRANGE", f"({after}", "+", _LOG_AT_ONCE)
+    return _text_of_parts(rows), rows[-1][0].decode() if rows else after
+
+
+async def end_of_log(store: Store, reference: "Reference") -> str:
+    """Return the end of the log of a job."""
+    return _text_of_parts((await _parts(store, reference, "XREVRANGE", "+", "-", _LOG_END))[::-1])
+
+
+async def _parts(store: Store, reference: "Reference", command: str, first: str, last: str, most: int) -> Sequence[Any]:
     groups: list[Group] = []
     for spot in reference.spots_of_records(len(store.keys)):
         keys = store.keys.partitions[spot.partition]
-        groups.append((keys.slot, [("XRANGE", keys.run_log(spot.idh), f"({after}", "+", "COUNT", LOG_ENTRIES)]))
+        groups.append((keys.slot, [(command, keys.run_log(spot.idh), first, last, "COUNT", most)]))
     for result in await store.run(groups):
         [rows] = _checked(result)
         if rows:
-            text = b"".join(row[1][1] for row in rows)
-            return text.decode(errors="replace"), rows[-1][0].decode()
-    return "", after
+            return list(rows)
+    return ()
+
+
+def _text_of_parts(rows: Sequence[Any]) -> str:
+    return b"".join(row[1][1] for row in rows).decode(errors="replace")
 
 
 # -- counts and state ----------------------------------------------------------------------------------------------

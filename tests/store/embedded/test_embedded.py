@@ -137,7 +137,7 @@ def test_stop_may_be_called_again(folder: Path) -> None:
 
 def test_a_second_start_in_the_same_process_shares_the_server(folder: Path) -> None:
     with embedded.start(folder) as first:
-        with embedded.start(folder) as second:
+        with embedded.start(str(folder)) as second:
             assert (second.pid, second.url, second.owned) == (first.pid, first.url, False)
         with connect(first.url) as client:
             assert client.ping()
@@ -448,14 +448,16 @@ def test_elsewhere_the_server_keeps_lists_in_small_pieces(folder: Path, without_
         ("glibc.malloc.tcache_count=1", "glibc.malloc.tcache_count=1"),
     ],
 )
-def test_what_the_user_says_of_malloc_stands(
+def test_malloc_settings_of_the_user_are_kept(
     without_jemalloc: None, monkeypatch: pytest.MonkeyPatch, users: str, servers: str
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", users)
     assert folder_module.memory_environ()["GLIBC_TUNABLES"] == servers
 
 
-def test_what_the_user_has_loaded_stands(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_the_user_preloads_is_kept(
+    nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_PRELOAD", "libother.so")
     assert folder_module.memory_environ()["LD_PRELOAD"] == "libother.so"
     assert folder_module.memory_settings() == {"list-max-listpack-size": "12"}

@@ -353,7 +353,7 @@ async def left_by_a_former_owner(store: Store, count: int) -> None:
         await store.run_one(keys.slot, [("HSET", keys.acks, *pairs)])
 
 
-async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
+async def test_acks_of_a_former_owner_do_not_hide_the_workers_answer(
     ticker: Ticker, store: Store, worker: HandWorker
 ) -> None:
     await left_by_a_former_owner(store, 3 * fire.AT_ONCE)
@@ -368,7 +368,7 @@ async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
     assert (books.done, books.fired) == (len(jobs), 0) == (40, 0)
 
 
-async def test_what_a_former_owner_left_is_cleared_away_and_what_is_needed_stays(
+async def test_acks_of_a_former_owner_are_removed_and_needed_ones_stay(
     ticker: Ticker, store: Store, worker: HandWorker
 ) -> None:
     await in_lane(ticker, "1", "2")

@@ -41,7 +41,7 @@ def place_of(clock: ManualClock) -> Slice:
     return Slice.at(clock.now_ms() + AHEAD_MS, SECOND_MS)
 
 
-async def test_what_stays_fires_and_nothing_is_left_of_the_others(ticker: Ticker) -> None:
+async def test_remaining_tasks_fire_and_the_others_leave_nothing_behind(ticker: Ticker) -> None:
     names, place = ids_of(ticker.store, 600), place_of(ticker.clock)
     await put_all(ticker.client, names, place)
     stay = names[::20]

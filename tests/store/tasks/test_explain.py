@@ -148,7 +148,7 @@ async def test_an_owner_that_is_behind_is_named_with_its_lag(client: Client, sto
     assert "29.0 s behind" in found.text
 
 
-async def test_what_is_over_tells_how_it_ended(ticker: Ticker) -> None:
+async def test_a_finished_task_is_explained_by_how_it_ended(ticker: Ticker) -> None:
     answers: dict[str, Outcome] = {"dead": Dead("never")}
 
     def answer(one: Delivery) -> Outcome | None:

@@ -90,7 +90,7 @@ async def test_a_task_that_expires_in_its_queue_is_reported_before_a_worker_take
     assert "the next worker that takes it moves it to the dead letters" in found.text
 
 
-async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:
+async def test_a_job_that_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:
     worker = HandWorker(store)
     await queued(ticker, expires="2s")
     await worker.end(await worker.take_one(), outcome=Dead(EXPIRED_RUNNING))

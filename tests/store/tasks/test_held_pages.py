@@ -38,7 +38,7 @@ async def test_pages_show_every_held_task_once_and_before_all_others(ticker: Tic
     assert shown[count:] == [f"later {n}" for n in range(10)]
 
 
-async def test_what_left_meanwhile_is_not_payloads(ticker: Ticker) -> None:
+async def test_tasks_that_left_meanwhile_are_not_listed(ticker: Ticker) -> None:
     await held(ticker, 200, a_ms=10)
     ids = [
         task.id async for some in pages(ticker.client, limit=50) for task in some if task.payload in (0, 63, 64, 199)

@@ -134,7 +134,7 @@ async def test_a_commit_that_is_sent_twice_leaves_one_mark(ticker: Ticker, store
 
 
 @WAYS
-async def test_what_has_an_id_needs_no_mark(ticker: Ticker, store: Store, way: Way) -> None:
+async def test_a_task_with_an_id_leaves_no_mark(ticker: Ticker, store: Store, way: Way) -> None:
     """Everybody asks the index for it; nobody pays for a mark that nobody reads."""
     await moved(ticker, way, task_id="mine")
     assert await ticker.client.cancel("mine") == "cancelled"

@@ -214,7 +214,7 @@ async def test_very_many_callers_may_change_one_id_at_once(ticker: Ticker, polic
         assert (await ticker.client.get("id")).payload == 99
 
 
-async def test_what_changes_under_a_keep_is_kept(store: Store, client: Client) -> None:
+async def test_a_task_that_changes_during_a_keep_is_kept(store: Store, client: Client) -> None:
     """Its marks have expired long ago, so each of them looked as if there was nothing to keep."""
     past_ms = store.clock.now_ms() - 3 * HOUR_MS
     await client.put("log:", id="id", at=past_ms)

@@ -58,7 +58,7 @@ async def test_a_running_owner_is_notified_of_entries_that_were_put_back(
     assert await found(store) == {}
 
 
-async def test_what_was_finished_before_it_was_orphaned_does_not_fire_again(ticker: Ticker) -> None:
+async def test_a_task_finished_before_it_was_orphaned_does_not_fire_again(ticker: Ticker) -> None:
     store = ticker.store
     await ticker.client.put("log:", "early", after="1s", lane="a")
     await ticker.client.put("log:", "late", after="1999ms", lane="a")

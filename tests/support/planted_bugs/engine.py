@@ -236,7 +236,7 @@ def _another_id(_: Any) -> Any:
 
 _READ: Final = (
     Mutation(
-        "old-cursor-on-a-slice-made-anew",
+        "old-cursor-on-a-recreated-slice",
         "nothing shows that a slice is another one: reading goes on where it stopped in the slice before",
         (
             Rewrite("_entry", INCARNATION, ONLY_THERE),

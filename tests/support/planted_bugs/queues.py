@@ -12,7 +12,7 @@ def _at_once(settle: Any) -> Any:
     def settle_all(self: WorkerAcks, call: CommitCall, answers: dict[int, bytes]) -> None:
         settle(self, call, answers)
         for flight in [flight for groups in call.handed.values() for group in groups for flight in group.flights]:
-            if call.partition.awaits_acks:
+            if call.partition.waits_for_workers:
                 self._ended(call.partition, flight.address, None, b"d")
 
     return settle_all

@@ -12,6 +12,7 @@ import msgspec
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
 from ...model.run import Run
+from ..job_queue import announce
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..records import KeptResult
 from ..redis.connection import RedisCommand
@@ -382,7 +383,7 @@ def _commit_group(store: Store, work: Commit, listening: int) -> Group:
     args += work.acks
     call: RedisCommand = store.scripts.call("commit", keys, args)
     # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
-    return names.slot, [call, ("SPUBLISH", names.work, str(listening))] if work.queues else [call]
+    return names.slot, [call, announce(names, work.queues, listening)] if work.queues else [call]
 
 
 def _add_queues(names: PartitionKeys, queues: Mapping[str, Sequence[bytes]], keys: list[str], args: list[Any]) -> None:
