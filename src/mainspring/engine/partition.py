@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..model.clock import steady_s
+from ..model.lane import LANE, PARKED, HoldRecord
 from ..model.run import Run
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -570,7 +571,7 @@ class Partition:
 
     def failing_since_ms(self, lane: str, now_ms: int) -> int:
         """Return when the head of a lane failed first."""
-        return self.lanes.since_ms(lane) or now_ms
+        return self.lanes.of(lane).since_ms or now_ms
 
     def hold_lane(
         self, lane: str, idh: bytes, until_ms: int, now_ms: int, *, first: bool = False, parked: bool = False
@@ -584,11 +585,11 @@ class Partition:
 
     def park_lane(self, lane: str, reason: str, now_ms: int) -> Slice:
         """Let a lane wait until it is resumed by hand; return the hold slice in which its head waits first."""
-        return self.hold_policy.park(lane, reason, now_ms).place
+        return self.hold_policy.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms).place
 
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
-        if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
+        if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
             self._outcomes.append(Settled(hold=hold))
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
