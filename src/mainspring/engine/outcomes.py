@@ -16,7 +16,6 @@ from ..model.delivery import (
     Body,
     Dead,
     Done,
-    Failure,
     Outcome,
     Response,
     Retry,
@@ -323,25 +322,12 @@ class Outcomes:
 
     def bury_damaged(self, damaged: Damaged) -> Settled:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
-        now_ms = self._clock.now_ms()
+        now_ms, due_ms = self._clock.now_ms(), damaged.live.slice.since_ms
+        reason = f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS]
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
-        dead_letter = DeadLetter(
-            id=idh.hex(),
-            reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
-            died_ms=now_ms,
-            due_ms=damaged.live.slice.since_ms,
-            entry=damaged.row,
-        )
-        failure = Failure(
-            id=dead_letter.id,
-            target=UNREADABLE,
-            attempt=1,
-            error=dead_letter.reason,
-            outcome="dead",
-            original_due_ms=dead_letter.due_ms,
-            idempotency_key="",
-        )
-        self._failures.report(failure)
-        self.meters.buried("unreadable", dead_letter.reason)
+        dead_letter = DeadLetter(id=idh.hex(), reason=reason, died_ms=now_ms, due_ms=due_ms, entry=damaged.row)
+        record = RunRecord(idh, "dead", 1, due_ms, 0, now_ms, UNREADABLE, self._node, reason)
+        self._failures.report(record.failure(Dead(reason), ""))
+        self.meters.buried("unreadable", reason)
         return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))
