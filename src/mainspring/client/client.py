@@ -685,7 +685,7 @@ class PauseOperations:
         now_ms = await self.store.sample_clock()
         try:
             await finder.move(reference, intake, now_ms, now_ms, expired=True)
-        except Conflict:
+        except (Conflict, NotFound):
             return "too late"
         return "ok"
 
@@ -801,7 +801,7 @@ class Client(
         """Recurring work: add, edit, pause, trigger, backfill, …"""
         from .schedules import Schedules  # slow to load, and many programs have no schedules
 
-        return Schedules(lambda: self.store, self._timezone)
+        return Schedules(lambda: self.store, self._timezone, self._asked_by)
 
     @cached_property
     def dead(self) -> DeadLetters:
@@ -894,8 +894,13 @@ class Client(
         assert summary.handles is not None
         [handle] = summary.handles
         # Without a lane, ask for exactly this task, not for one of the same id in some lane.
-        ask = partial(self.result, handle.id, lane="" if lane is None and id is not None else lane)
-        return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
+        handle._of_task(self.store.keys.namespace, lane)
+        return self._asked_by(handle, "" if lane is None and id is not None else lane)
+
+    def _asked_by(self, handle: Handle, lane: str | None) -> Handle[Coroutine[Any, Any, Any]]:
+        """Let `result()` of the handle ask this client."""
+        ask = partial(self.result, handle.id, lane=lane)
+        return handle._asking(lambda timeout: ask(timeout=timeout))
 
     async def beat(
         self,
@@ -987,10 +992,11 @@ class Client(
 
     async def reschedule(
         self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
-    ) -> Handle:
+    ) -> Handle[Coroutine[Any, Any, Any]]:
         """Move a pending task to another time, in one step: `at` an instant or `after` a delay from now, as for `put`.
 
-        Returns a new handle; old handles still find the task. Raises Conflict if it is not pending any more.
+        Returns a new handle; old handles still find the task. Raises NotFound if there is no such task, and Conflict if
+        it is not pending any more.
         """
         store, intake, _, finder = self._ready()
         if (at is None) == (after is None):
@@ -998,8 +1004,11 @@ class Client(
         now_ms = await store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
-        await finder.move(await resolve(store, id, lane), intake, due_ms, now_ms)
-        return Handle(id, due_ms, "replaced", due_ms < now_ms)
+        try:
+            await finder.move(await resolve(store, id, lane), intake, due_ms, now_ms)
+        except NotFound:
+            raise NotFound(f"there is no task {id!r} to be moved") from None
+        return self._asked_by(Handle(id, due_ms, "replaced", due_ms < now_ms), lane)
 
     # -- inside ------------------------------------------------------------------------------------------------
 

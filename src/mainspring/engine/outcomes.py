@@ -17,7 +17,6 @@ from ..model.delivery import (
     Dead,
     Done,
     Failure,
-    Fate,
     Outcome,
     Response,
     Retry,
@@ -32,7 +31,6 @@ from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
     DELIVERED,
-    LOST,
     PASSED_ENDS,
     HistoryRules,
     Run,
@@ -42,6 +40,7 @@ from ..model.run import (
     code_of,
     judge,
     parked,
+    runs_of,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -175,36 +174,24 @@ class Outcomes:
         """Return whether the history keeps deliveries to this target that succeeded."""
         return self._history.rule(target) == "all"
 
-    def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
-        body, now_ms = flight.body, self._clock.now_ms()
-        response = said.response
-        record = RunRecord(
+    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
+        return RunRecord.of(
             flight.idh,
-            verdict.end,
-            body.attempt,
-            flight.original_due_ms,
-            0 if verdict.end in ("expired", "dropped") else began_ms,
-            now_ms,
-            body.target,
-            self._node,
-            verdict.reason,
+            flight.body,
+            verdict,
             code_of(said),
-            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            body.id,
-            body.lane,
-            None,
-            None if body.occurrence is None else body.occurrence[1],
-            len(body.payload),
-            0 if response is None else len(response.body),
+            due_ms=flight.original_due_ms,
+            began_ms=0 if verdict.end in ("expired", "dropped") else began_ms,
+            ended_ms=self._clock.now_ms(),
+            by=self._node,
+            answer_bytes=0 if said.response is None else len(said.response.body),
         )
-        runs = []
-        if flight.live.to_redo(flight.index):
-            lost = replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0)
-            runs.append(Run(lost))
+
+    def _runs(self, flight: Flight, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
         trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
-        runs.append(Run(record, RunDetails(response, traceback=trace) if response is not None or trace else None))
-        return tuple(run for run in runs if self._history.keeps(run.record))
+        details = RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
+        return runs_of(record, details, self._history, lost_before=flight.live.to_redo(flight.index))
 
     def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
         """Return what the history keeps of planned times that did not run."""
@@ -228,8 +215,8 @@ class Outcomes:
 
     def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
         """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
-        runs, answer = self.runs(flight, DELIVERED, said, began_ms), self._answer(flight, said)
-        return Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+        runs = self._runs(flight, self._record(flight, DELIVERED, said, began_ms), said)
+        return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
 
     def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
         """Return the receiver's response in the form in which a caller who waits for the result reads it."""
@@ -254,10 +241,12 @@ class Outcomes:
         lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
         policy, since_ms = self._policies.of(flight.body), self._since_ms(partition, flight, now_ms)
         verdict = judge(said, flight.body, flight.original_due_ms, now_ms, policy, lane, since_ms)
-        if verdict.counted:
-            self._report(flight, verdict, said, now_ms)
         settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
-        return settled._replace(runs=self.runs(flight, verdict, said, began_ms)) if verdict.counted else settled
+        if not verdict.counted:
+            return settled
+        record = self._record(flight, verdict, said, began_ms)
+        self._failures.report(record.failure(said, flight.idempotency_key))
+        return settled._replace(runs=self._runs(flight, record, said))
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
@@ -268,7 +257,8 @@ class Outcomes:
             judged = parked(verdict, verdict.reason, lane, now_ms, self._since_ms(partition, flight, now_ms))
             if judged.end == "parked" and lane.on_failure == "block":
                 # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
-                self._report(flight, judged, Retry(judged.reason, brief="its run on a worker failed"), now_ms)
+                said = Retry(judged.reason, brief="its run on a worker failed")
+                self._failures.report(self._record(flight, judged, said, 0).failure(said, flight.idempotency_key))
             verdict = judged
         return self._carry_out(partition, flight, verdict, traceback)
 
@@ -319,24 +309,6 @@ class Outcomes:
         held = partition.hold_lane(lane, flight.idh, now_ms, now_ms, parked=True)
         retry = _leaving(flight, place, row_of(place, flight, body))
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
-
-    def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
-        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
-        failure = Failure(
-            id=flight.id,
-            target=flight.target,
-            attempt=flight.attempt,
-            error=verdict.reason,
-            brief=said.brief or "",
-            outcome=fates.get(verdict.end, "dead"),
-            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            lane=flight.lane,
-            original_due_ms=flight.original_due_ms,
-            idempotency_key=flight.idempotency_key,
-            response=said.response,
-            exception=said.error,
-        )
-        self._failures.report(failure)
 
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()

@@ -2,9 +2,11 @@
 
     said = await sink.deliver(batch)                # Done, Retry or Dead: model/delivery.py
     verdict = judge(said, body, ...)                # what becomes of the task
-    record = RunRecord(...)                         # a fact that never changes
+    record = RunRecord.of(idh, body, verdict, ...)  # a fact that never changes
+    failures.report(record.failure(said, key))      # what an error handler is told
+    runs = runs_of(record, details, rules, ...)     # what the history keeps
 
-A node and a worker share `judge`, so that a policy means the same wherever a task runs.
+A node and a worker share all of this, so that a policy means the same wherever a task runs.
 """
 
 import re
@@ -14,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
+from .delivery import DROPPED, UNREADABLE, Body, Dead, Done, Failure, Fate, Outcome, Response, Retry, has_expired
 from .errors import InvalidInput
 from .ids import bare_idh, idh_of, schedule_of
 from .job import Output
@@ -144,6 +146,47 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sent_bytes: int = 0
     answer_bytes: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        idh: bytes,
+        body: Body,
+        verdict: Verdict,
+        code: int | str | None,
+        *,
+        due_ms: int,
+        began_ms: int,
+        ended_ms: int,
+        by: str,
+        queue: str | None = None,
+        answer_bytes: int = 0,
+    ) -> "RunRecord":
+        """Return the record of an attempt at a task. `due_ms` is when the first attempt was due."""
+        next_ms = ended_ms + verdict.wait_ms if verdict.end == "retry" else None
+        planned_ms = None if body.occurrence is None else body.occurrence[1]
+        return cls(
+            idh, verdict.end, body.attempt, due_ms, began_ms, ended_ms, body.target, by, verdict.reason, code, next_ms,
+            body.id, body.lane, queue, planned_ms, len(body.payload), answer_bytes,
+        )  # fmt: skip
+
+    def failure(self, said: Retry | Dead, idempotency_key: str) -> Failure:
+        """Return what an error handler is told of this attempt, which failed."""
+        fates: dict[RunEnd, Fate] = {"retry": "retry", "parked": "parked"}
+        return Failure(
+            id=self.task_id,
+            target=self.target or UNREADABLE,
+            attempt=self.attempt,
+            error=self.reason,
+            brief=said.brief or "",
+            outcome=fates.get(self.end, "dead"),
+            next_at_ms=self.next_ms,
+            lane=self.lane,
+            original_due_ms=self.due_ms,
+            idempotency_key=idempotency_key,
+            response=said.response,
+            exception=said.error,
+        )
+
     @property
     def task_id(self) -> str:
         """The task's id: the caller's, or 32 hex digits."""
@@ -177,6 +220,19 @@ class Run(NamedTuple):
 
     record: RunRecord
     details: RunDetails | None = None
+
+
+def runs_of(
+    record: RunRecord, details: RunDetails | None, rules: "HistoryRules", *, lost_before: bool
+) -> tuple[Run, ...]:
+    """Return what the history keeps of an attempt, and of one before it whose end is unknown."""
+    runs = [Run(record, details)]
+    if lost_before:
+        lost = msgspec.structs.replace(
+            record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0
+        )
+        runs.insert(0, Run(lost))
+    return tuple(run for run in runs if rules.keeps(run.record))
 
 
 def code_of(said: Outcome) -> int | str | None:

@@ -62,6 +62,8 @@ _OWN: Final = frozenset({"notify", "beat"})
 SINK_GROUP: Final = "mainspring.sinks"
 """The group of entry points by which packages add sinks; an entry point's name is the scheme of its targets."""
 
+NEEDS_KAFKA: Final = "Kafka needs the package confluent-kafka on this node: pip install 'mainspring[kafka]'"
+
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 
