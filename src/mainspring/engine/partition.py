@@ -40,7 +40,7 @@ from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
 from .flow import Flow
 from .holds import HoldPolicy, TakenMoves
-from .lanes import Lanes
+from .lanes import Lane, Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
 
@@ -307,7 +307,7 @@ class Partition:
         return len(self._outcomes) + sum(len(group.flights) for _, group in self._ready)
 
     @property
-    def quiet(self) -> bool:
+    def _quiet(self) -> bool:
         """True if the server knows of every retry that was placed."""
         return self.unanswered is None and not self.has_outcomes
 
@@ -587,10 +587,16 @@ class Partition:
         """Let a lane wait until it is resumed by hand; return the hold slice in which its head waits first."""
         return self.hold_policy.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms).place
 
-    def head_is_gone(self, lane: str, idh: bytes) -> None:
-        """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
-        if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
-            self._outcomes.append(Settled(hold=hold))
+    def heads_to_ask(self, most: int) -> list[tuple[Lane, bytes]]:
+        """Check some holds; return lanes with the failed head they wait for, if the server knows of every retry."""
+        self.hold_policy.look_at_some()
+        return self.lanes.heads_to_ask(most) if self._quiet else []
+
+    def heads_are_gone(self, heads: Iterable[tuple[str, bytes]]) -> None:
+        """Free lanes whose failed head was cancelled, given up or replaced: the next task may leave."""
+        for lane, idh in heads if self._quiet else ():
+            if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
+                self._outcomes.append(Settled(hold=hold))
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
