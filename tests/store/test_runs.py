@@ -192,7 +192,9 @@ async def taken(ticker: Ticker, worker: HandWorker, count: int, **options: Any) 
 
 
 def end_of(job: Job, store: Store, outcome: Any = DONE, end: Any = "done") -> End:
-    return End(job, outcome, runs=(Run(record(store, end=end, idh=job.idh, target=TARGET, queue="mail")),))
+    next_ms = store.clock.now_ms() if end == "retry" else None
+    one = record(store, end=end, idh=job.idh, target=TARGET, queue="mail", next_ms=next_ms)
+    return End(job, outcome, runs=(Run(one),))
 
 
 async def test_the_run_of_a_job_is_kept_with_its_end(ticker: Ticker, worker: HandWorker, store: Store) -> None:

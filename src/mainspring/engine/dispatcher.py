@@ -339,11 +339,12 @@ class Dispatcher:
             else:
                 groups += self._answered(partition, call, reply.status, reply.x) or ()
                 self._deliveries.note_passed(partition)
-        self._deliveries.start(groups)
+        self._deliveries.start(self._deliveries.inherit(groups))
         return failure
 
     async def _send_commits(self, commits: Sequence[tuple[Partition, CommitCall]]) -> StoreError | None:
         failure: StoreError | None = None
+        leaving: list[FlightGroup] = []
         replies = await fire.commit_all(self._store, [call.work for _, call in commits], self._listening)
         for (partition, call), reply in zip(commits, replies, strict=True):
             if isinstance(reply, StoreError):
@@ -351,13 +352,16 @@ class Dispatcher:
                 continue
             if reply.listening is not None:
                 self._listening = reply.listening
-            if self._answered(partition, call, reply.status) is None or reply.status != "ok":
+            groups = self._answered(partition, call, reply.status)
+            if groups is None or reply.status != "ok":
                 continue
+            leaving += groups
             self.moved += sum(call.moves.holds.values())
             if call.handed:
                 self.acks.handed_off(partition, call, reply.answers)
             if call.work.retries or call.work.moves or call.work.holds:
                 self._loops.read.wake()
+        self._deliveries.start(leaving)
         return failure
 
     def _answered(

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
 from ..model.delivery import (
+    DONE,
     DROPPED,
     UNREADABLE,
     Body,
@@ -29,19 +30,20 @@ from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
-    LOST,
+    DELIVERED,
     PASSED_ENDS,
     HistoryRules,
     Run,
     RunDetails,
     RunRecord,
     Verdict,
-    code_of,
+    error_of,
     judge,
     parked,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
+from ..model.targets.names import HANDED_OFF
 from ..model.text import trace_of
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -49,11 +51,13 @@ from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
 from ..store.owner.holds import FailedHead
 from .due import Damaged
-from .flight import Flight
+from .flight import Flight, FlightGroup
 from .holds import row_of
 from .partition import LaneHold, Partition, Settled
 from .slice import LiveSlice
 
+TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
+"""Beginnings of targets whose tasks workers run."""
 _KEY: Final = attrgetter("key")
 _ROW: Final = attrgetter("row")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
@@ -201,37 +205,29 @@ class Outcomes:
         return self._history.rule(target) == "all"
 
     def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
-        body, now_ms = flight.body, self._clock.now_ms()
-        response = said.response
-        record = RunRecord(
-            flight.idh,
-            verdict.end,
-            body.attempt,
-            flight.original_due_ms,
-            0 if verdict.end in ("expired", "dropped") else began_ms,
-            now_ms,
-            body.target,
-            self._node,
-            verdict.reason,
-            code_of(said),
-            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            body.id,
-            body.lane,
-            None,
-            None if body.occurrence is None else body.occurrence[1],
-            len(body.payload),
-            0 if response is None else len(response.body),
+        """Return what the history keeps of an attempt."""
+        response, trace = said.response, trace_of(error_of(said))
+        began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
+        answer_bytes = 0 if response is None else len(response.body)
+        record = RunRecord.of(
+            flight, verdict, said, began_ms, self._clock.now_ms(), self._node, answer_bytes=answer_bytes
         )
-        runs = []
-        if flight.live.to_redo(flight.index):
-            lost = replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0)
-            runs.append(Run(lost))
-        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
-        runs.append(Run(record, RunDetails(response, traceback=trace) if response is not None or trace else None))
-        return tuple(run for run in runs if self._history.keeps(run.record))
+        details = RunDetails(response, traceback=trace) if response is not None or trace else None
+        return (Run(record, details),) if self._history.keeps(record) else ()
 
-    def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
+    def lost(self, group: FlightGroup) -> tuple[Run, ...]:
+        """Return what the history keeps of a former owner's attempts. Flights for workers ran nowhere yet."""
+        now_ms = self._clock.now_ms()
+        return self._kept(
+            RunRecord.of(flight, DELIVERED, DONE, 0, now_ms, "").as_lost()
+            for flight in group.flights
+            if group.live.to_redo(flight.index) and not flight.body.target.startswith(TO_WORKERS)
+        )
+
+    def _kept(self, records: Iterable[RunRecord]) -> tuple[Run, ...]:
+        return tuple(Run(one) for one in records if self._history.keeps(one))
+
+    def passed(self, definition: Definition, slot: NotRun) -> tuple[Run, ...]:
         """Return what the history keeps of planned times that did not run."""
         task_id = occurrence_id(definition.name, slot.to_ms)
         record = RunRecord(
@@ -247,7 +243,7 @@ class Outcomes:
             id=task_id,
             planned_ms=slot.to_ms,
         )
-        return Settled(runs=(Run(record),)) if self._history.keeps(record) else None
+        return self._kept([record])
 
     # -- verdicts ---------------------------------------------------------------------------------------
 

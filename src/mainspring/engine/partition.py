@@ -83,6 +83,8 @@ class Settled(NamedTuple):
     """The receiver's response, stored before the task counts as done."""
     runs: tuple[Run, ...] = ()
     """What happened, for the history."""
+    leaving: FlightGroup | None = None
+    """Flights that leave once this is written."""
 
     @property
     def is_plain(self) -> bool:
@@ -159,7 +161,8 @@ class PendingWrites:
         size = 0
         while self.outcomes and len(taken) < most and size < MOST_BYTES:
             one = self.outcomes.popleft()
-            if one.live is not None and one.live.forgotten:
+            live = one.live if one.leaving is None else one.leaving.live
+            if live is not None and live.forgotten:
                 # The row is read again, as fired and not done: it is delivered again, and has another outcome.
                 if one.hold is not None and not one.hold[1]:
                     taken.append(Settled(hold=one.hold))  # its lane continues already
@@ -194,6 +197,8 @@ class CommitCall(NamedTuple):
     """Number of outcomes and moved tasks."""
     handed: list[Flight]
     """Tasks for workers, in the order of the records."""
+    leaving: list[FlightGroup]
+    """Flights that leave once this is written."""
 
 
 OwnerCall = BeginCall | CommitCall
@@ -402,8 +407,11 @@ class Partition:
             case "ok":
                 return self._applied(call, x)
             case "stale":
-                handed = (flight.live for flight in call.handed) if isinstance(call, CommitCall) else ()
-                for live in dict.fromkeys((*call.touched, *handed)):
+                lives = list(call.touched)
+                if isinstance(call, CommitCall):
+                    lives += [flight.live for flight in call.handed]
+                    lives += [group.live for group in call.leaving]
+                for live in dict.fromkeys(lives):
                     self.forget(live)
                 log.warning("partition %d: a slice is not the one that was read; reading again", self.number)
             case "early" | "more" if isinstance(call, BeginCall):
@@ -423,7 +431,7 @@ class Partition:
             return self._begun(call, x)
         if call.work.retries:
             self.needs_listing = True
-        return []
+        return [group for group in call.leaving if not group.live.forgotten]
 
     def _begun(self, begun: BeginCall, x: list[bytes]) -> list[FlightGroup]:
         """Return the groups that leave now, without flights that were cancelled before."""
@@ -590,7 +598,9 @@ class Partition:
             {queue: [*chain.from_iterable(map(_records, groups))] for queue, groups in handed.items()},
         )
         flights = [flight for groups in handed.values() for flight in _flights(groups)]
-        self.unanswered = call = CommitCall(work, done.lives, moves, len(settled) + sum(moves.holds.values()), flights)
+        leaving = [one.leaving for one in settled if one.leaving is not None]
+        size = len(settled) + sum(moves.holds.values())
+        self.unanswered = call = CommitCall(work, done.lives, moves, size, flights, leaving)
         return call
 
     # -- workers ----------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes written in all, including those that were not stored."""
     stderr_bytes: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes written in all."""
+        return self.stdout_bytes + self.stderr_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         fields: dict[str, Any] = {"exit_code": self.exit_code}

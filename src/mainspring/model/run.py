@@ -10,9 +10,10 @@ A node and a worker share `judge`, so that a policy means the same wherever a ta
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 
 import msgspec
+from msgspec import structs
 
 from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
 from .errors import InvalidInput
@@ -34,7 +35,8 @@ NotRunEnd = Literal["lost", "skipped", "missed", "paused", "excluded"]
 """Ends that nobody decided about a finished attempt. `lost`: the node or worker died; the others: a planned run of a
 schedule did not take place (overlap, outage, pause, excluded day)."""
 
-RunEnd = TaskEnd | NotRunEnd
+RunEnd = TaskEnd | Literal["timeout"] | NotRunEnd
+"""`timeout`: a retry or a death because the attempt took too long; `next_ms` says whether another attempt follows."""
 
 LOST: Final = "the node or worker that had it died, or lost its lease; it went out again"
 """Reason of an attempt whose end is unknown."""
@@ -45,7 +47,7 @@ PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
 }  # fmt: skip
 """Why a planned time did not run, as schedules count it, and the end of its record."""
 
-FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
+FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "timeout", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
 
 
@@ -116,6 +118,17 @@ def parked(verdict: Verdict, reason: str, lane: LanePolicy, now_ms: int, since_m
     return verdict
 
 
+class Attempted(Protocol):
+    """A task as a node or a worker has it."""
+
+    @property
+    def idh(self) -> bytes: ...
+    @property
+    def body(self) -> Body: ...
+    @property
+    def original_due_ms(self) -> int: ...
+
+
 class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One attempt at one task, or one planned run that did not take place."""
 
@@ -143,6 +156,48 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Planned time of a schedule's run; the id begins with the schedule's name."""
     sent_bytes: int = 0
     answer_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        task: Attempted,
+        verdict: Verdict,
+        said: Outcome,
+        began_ms: int,
+        now_ms: int,
+        by: str,
+        *,
+        code: int | None = None,
+        queue: str | None = None,
+        answer_bytes: int = 0,
+    ) -> Self:
+        """Return the record of an attempt that has ended. `code` is the exit code, if it was a command."""
+        body, end = task.body, verdict.end
+        return cls(
+            task.idh,
+            "timeout" if end in ("retry", "dead") and timed_out(said) else end,
+            body.attempt,
+            task.original_due_ms,
+            began_ms,
+            now_ms,
+            body.target,
+            by,
+            verdict.reason,
+            code_of(said) if code is None else code,
+            now_ms + verdict.wait_ms if end == "retry" else None,
+            body.id,
+            body.lane,
+            queue,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            answer_bytes,
+        )
+
+    def as_lost(self) -> Self:
+        """Return the record of the same attempt by a node or worker that died."""
+        return structs.replace(
+            self, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0
+        )
 
     @property
     def task_id(self) -> str:
@@ -183,8 +238,18 @@ def code_of(said: Outcome) -> int | str | None:
     """Return the status of the response, or the type of the exception, behind an outcome."""
     if said.response is not None:
         return said.response.status
-    error: BaseException | None = said.error if isinstance(said, Retry | Dead) else None
+    error = error_of(said)
     return None if error is None else type(error).__name__
+
+
+def error_of(said: Outcome) -> BaseException | None:
+    """Return the exception behind an outcome."""
+    return said.error if isinstance(said, Retry | Dead) else None
+
+
+def timed_out(said: Outcome) -> bool:
+    """Return whether an attempt took too long."""
+    return isinstance(error_of(said), TimeoutError)
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
 def _called_off(end: End) -> End:
     """Return the end of a job that was to be retried, but has been cancelled meanwhile."""
     runs = end.runs
-    if runs and runs[-1].record.end == "retry":
+    if runs and runs[-1].record.next_ms is not None:
         last = msgspec.structs.replace(runs[-1].record, end="cancelled", next_ms=None)
         runs = (*runs[:-1], runs[-1]._replace(record=last))
     return replace(end, outcome=JobCancelled(), runs=runs)

@@ -146,7 +146,7 @@ OK, FAILED, RETRIED, SKIPPED, DURATION, LATENESS = range(6)
 """Counters of a rollup. The histograms follow: durations from 16 on, latenesses from 32."""
 _DURATIONS: Final = 16
 _LATENESSES: Final = 32
-_COUNTER_OF: Final = {"done": OK, "retry": RETRIED} | dict.fromkeys(FAILED_ENDS - {"retry"}, FAILED)
+_COUNTER_OF: Final = {"done": OK} | dict.fromkeys(FAILED_ENDS, FAILED) | {"retry": RETRIED}
 
 Subject = Literal["s", "q", "t"]
 """A schedule, a queue, a target."""
@@ -213,7 +213,7 @@ def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
     counts: dict[int, int] = {}
     duration_ms = lateness_ms = 0
     for one in some:
-        counter = _COUNTER_OF.get(one.end, SKIPPED)
+        counter = _COUNTER_OF.get(one.end, SKIPPED) if one.next_ms is None else RETRIED
         counts[counter] = counts.get(counter, 0) + 1
         began_ms = one.began_ms
         if began_ms:

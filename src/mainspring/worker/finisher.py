@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
-from msgspec.structs import replace
-
 from ..model.clock import Clock
 from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry
 from ..model.errors import StoreError
@@ -19,7 +17,6 @@ from ..model.metrics import Histogram
 from ..model.retry import Policies, RetryPolicy
 from ..model.run import (
     DELIVERED,
-    LOST,
     STOPPED,
     HistoryRules,
     Run,
@@ -27,7 +24,7 @@ from ..model.run import (
     RunRecord,
     Verdict,
     buried,
-    code_of,
+    error_of,
     judge,
 )
 from ..model.text import describe, trace_of
@@ -246,37 +243,18 @@ class Finisher:
         self._failures.report(failure)
 
     def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt, and of one before it whose worker died."""
-        body, now_ms = job.body, self._store.clock.now_ms()
-        took_ms = round((time.monotonic() - run.started) * 1000) if run is not None and run.started else None
-        output = None if run is None else run.output
-        exit_code = None if output is None else output.exit_code
-        record = RunRecord(
-            job.idh,
-            verdict.end,
-            body.attempt,
-            job.original_due_ms,
-            0 if took_ms is None else now_ms - took_ms,
-            now_ms,
-            body.target,
-            self._worker,
-            verdict.reason,
-            code_of(said) if exit_code is None else exit_code,
-            now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            body.id,
-            body.lane,
-            job.queue,
-            None if body.occurrence is None else body.occurrence[1],
-            len(body.payload),
-            0 if output is None else output.stdout_bytes + output.stderr_bytes,
-        )
-        runs = []
-        if job.deliveries > 1:
-            runs.append(Run(replace(record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None)))
-        log = run.context.lines if run is not None else ()
-        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
-        details = RunDetails(output=output, log=log, traceback=trace)
-        runs.append(Run(record, details if output is not None or log or trace else None))
+        """Return what the history keeps of an attempt, and of those before it whose workers died."""
+        now_ms = self._store.clock.now_ms()
+        began_ms = now_ms - round((time.monotonic() - run.started) * 1000) if run is not None and run.started else 0
+        output, log = (None, ()) if run is None else (run.output, run.context.lines)
+        exit_code, answer_bytes = (None, 0) if output is None else (output.exit_code, output.size)
+        record = RunRecord.of(
+            job, verdict, said, began_ms, now_ms, self._worker,
+            code=exit_code, queue=job.queue, answer_bytes=answer_bytes,
+        )  # fmt: skip
+        trace = trace_of(error_of(said))
+        details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
+        runs = [Run(record.as_lost())] * (job.deliveries - 1) + [Run(record, details)]
         return tuple(one for one in runs if self._history.keeps(one.record))
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:

@@ -87,7 +87,7 @@ _TIME: Final = (
             Patch(
                 Dispatcher,
                 "_send_begins",
-                with_text("start(groups)", "start(groups if len(groups) == len(begins) else [])"),
+                with_text("inherit(groups)", "inherit(groups if len(groups) == len(begins) else [])"),
             ),
         ),
     ),
@@ -95,6 +95,11 @@ _TIME: Final = (
         "takeover-forgets-what-was-fired",
         "a new owner leaves alone what the former one had begun and not finished",
         (Patch(LiveSlice, "load_bitmaps", _without_redo),),
+    ),
+    Mutation(
+        "lost-run-not-kept",
+        "a new owner delivers again what the former one had begun, and the history has one attempt",
+        (Patch(Outcomes, "lost", lambda _: lambda *_: ()),),
     ),
     Mutation(
         "takeover-forgets-what-is-done",
@@ -322,7 +327,7 @@ _STOP: Final = (
     Mutation(
         "outcome-of-a-forgotten-slice-written",
         "an outcome is written although its slice is read again, and the task goes out again",
-        (Patch(PendingWrites, "take_outcomes", with_text("one.live is not None and one.live.forgotten", "False")),),
+        (Patch(PendingWrites, "take_outcomes", with_text("live is not None and live.forgotten", "False")),),
     ),
     Mutation(
         "failed-commit-at-a-stop-swallowed",
