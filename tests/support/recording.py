@@ -313,8 +313,8 @@ def compare_runs(
             lost[key, one.attempt] += 1
         elif one.began_ms:  # its target saw it
             ended[key, one.attempt] += 1
-    for attempt in unrecorded:
-        ended[attempt] = max(ended[attempt], min(1, begun[attempt]))
+    for attempt in begun.keys() & set(unrecorded):
+        ended[attempt] = max(1, ended[attempt])
     missing, doubled = [], []
     for attempt in begun.keys() | ended.keys():
         if any(one.at_us - _UNWRITTEN_US <= at_us.get(attempt, 0) <= one.until_us for one in forgotten):

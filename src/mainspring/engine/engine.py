@@ -24,7 +24,7 @@ from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
 from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
-from .notifier import NoticeOptions, Notifier
+from .notifier import Forwarder, NoticeOptions, Notifier
 from .outcomes import Outcomes
 from .partition import Partition
 from .planner import Planner
@@ -68,6 +68,8 @@ class EngineOptions:
     """When the oldest dead letters are dropped; never by default."""
     history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
     """Which runs the history keeps."""
+    history_target: str | None = None
+    """Where its records are forwarded."""
     notices: NoticeOptions = field(default_factory=NoticeOptions)
     """Who is told when runs fail and recover."""
     audit_entries: int = AUDIT_KEPT
@@ -160,6 +162,8 @@ class Engine:
         self.loops.permit.start(self.permits.step)
         if self.options.notices:
             self.loops.notify.start(self.notifier.step)
+        if self.options.history_target is not None:
+            self.loops.forward.start(Forwarder(self.store, self.owned, self.options.history_target).step)
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
@@ -170,6 +174,7 @@ class Engine:
         await self.loops.pause.stop()
         await self.loops.permit.stop()
         await self.loops.notify.stop()
+        await self.loops.forward.stop()
         clean = True
         self.keeper.close()
         self.loops.keep.wake()

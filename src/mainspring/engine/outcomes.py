@@ -24,14 +24,13 @@ from ..model.delivery import (
     has_expired,
     was_sent,
 )
-from ..model.ids import idh_of, occurrence_id
+from ..model.ids import idh_of
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
     DELIVERED,
-    PASSED_ENDS,
     HistoryRules,
     Run,
     RunDetails,
@@ -40,6 +39,7 @@ from ..model.run import (
     error_of,
     judge,
     parked,
+    passed_run,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -229,21 +229,7 @@ class Outcomes:
 
     def passed(self, definition: Definition, slot: NotRun) -> tuple[Run, ...]:
         """Return what the history keeps of planned times that did not run."""
-        task_id = occurrence_id(definition.name, slot.to_ms)
-        record = RunRecord(
-            idh_of(task_id),
-            PASSED_ENDS.get(slot.reason, "skipped"),
-            0,
-            slot.from_ms,
-            0,
-            self._clock.now_ms(),
-            definition.target,
-            self._node,
-            slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times",
-            id=task_id,
-            planned_ms=slot.to_ms,
-        )
-        return self._kept([record])
+        return self._kept([passed_run(definition, slot, self._clock.now_ms(), self._node)])
 
     # -- verdicts ---------------------------------------------------------------------------------------
 

@@ -10,20 +10,24 @@ A node and a worker share `judge`, so that a policy means the same wherever a ta
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 
 import msgspec
 from msgspec import structs
 
 from .delivery import DROPPED, Body, Dead, Done, Outcome, Response, Retry, has_expired
 from .errors import InvalidInput
-from .ids import bare_idh, idh_of, schedule_of
+from .ids import bare_idh, idh_of, occurrence_id, schedule_of
 from .job import Output
 from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
 from .targets.names import shown_target
 from .task import pattern_fits
+
+if TYPE_CHECKING:
+    from .schedule.chain import NotRun
+    from .schedule.definition import Definition
 
 UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
@@ -213,6 +217,17 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def failed(self) -> bool:
         """True if its end counts as a failure."""
         return self.end in FAILED_ENDS
+
+
+def passed_run(definition: "Definition", slot: "NotRun", now_ms: int, by: str = "") -> RunRecord:
+    """Return the record of planned times that did not run, for one reason."""
+    task_id = occurrence_id(definition.name, slot.to_ms)
+    reason = slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times"
+    end = PASSED_ENDS.get(slot.reason, "skipped")
+    return RunRecord(
+        idh_of(task_id), end, 0, slot.from_ms, 0, now_ms, definition.target, by, reason,
+        id=task_id, planned_ms=slot.to_ms,
+    )  # fmt: skip
 
 
 class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

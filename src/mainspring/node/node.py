@@ -122,6 +122,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         command_queues={name: command.queue for name, command in config.commands.items()},
         dead_letters=DeadLetterLimits(round(config.dead_letters_max_age_s * 1000), config.dead_letters_max),
         history=config.history_rules,
+        history_target=config.history_target,
         notices=NoticeOptions(config.notify.of(config.namespace), config.beats, config.watchdog_url is not None),
         audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,

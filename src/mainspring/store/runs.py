@@ -5,6 +5,7 @@ page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
 """
 
 import heapq
+import logging
 import re
 import zlib
 from collections import Counter, deque
@@ -39,6 +40,8 @@ from .store import Store
 
 if TYPE_CHECKING:
     from .tasks.find import Reference
+
+log = logging.getLogger("mainspring.history")
 
 # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -492,6 +495,22 @@ _A_LOOK: Final = 256
 """Entries that are looked through for a task that may be misspelt."""
 
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
+
+
+async def read_forwarded(store: Store, partition: int) -> bytes:
+    """Return the last entry of a partition that was forwarded to `history_target`; tell what went before it was."""
+    keys = store.keys.partitions[partition]
+    [values] = await store.run_one(keys.slot, [("HMGET", keys.runs_n, "forwarded", "runs.gone", "failed.gone")])
+    cursor = bytes(values[0] or b"0-0")
+    gone_ms = max(int(values[1] or 0), int(values[2] or 0))
+    if int(cursor.partition(b"-")[0]) < gone_ms:
+        log.warning("partition %d: runs up to %d ms were dropped, and not all forwarded before", partition, gone_ms)
+    return cursor
+
+
+async def write_forwarded(store: Store, partition: int, cursor: bytes) -> None:
+    keys = store.keys.partitions[partition]
+    await store.run_one(keys.slot, [("HSET", keys.runs_n, "forwarded", cursor)])
 
 
 def is_run_id(text: str, partitions: int) -> bool:
