@@ -310,12 +310,15 @@ def schedules(
 @app.command()
 def history(
     runs: Annotated[int, typer.Option("--runs", min=1_000, help="How many runs are written.")] = 1_000_000,
+    tasks: Tasks = 20_000,
+    rounds: Rounds = 5,
     redis_url: MeasuredUrl = None,
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """What the history of runs takes, and how soon runs are found in it."""
-    _run("history", lambda report: run_history(ServerChoice(redis_url, server), runs, report), json)
+    """What the history of runs takes, how soon runs are found in it, and what it costs to fire with it."""
+    where = ServerChoice(redis_url, server)
+    _run("history", lambda report: run_history(where, runs, tasks, rounds, report), json)
 
 
 @app.command("all")
