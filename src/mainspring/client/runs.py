@@ -5,7 +5,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from ..model.errors import InvalidInput
+from ..model.errors import InvalidInput, NotFound
 from ..model.ids import check_name
 from ..model.run import (
     FAILED_ENDS,
@@ -149,15 +149,19 @@ class RunOperations:
         """Return what a run has written: log lines of a handler, or output of a command.
 
         `id` is a task's, also while it runs, or a run's. Pass `log.next` as cursor for what follows, until `log.over`.
+        Raises NotFound.
         """
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)
-            return RunLog("" if run is None or cursor is not None else history.text_of(run), cursor or "0", True)
+            if run is None:
+                raise NotFound(f"there is no run {id!r}; the history may no longer have it")
+            return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
         if text:
             return RunLog(text, after, False)
-        if (await find_live(self.store, id, lane)).state in _LIVE:
+        state = (await find_live(self.store, id, lane)).state
+        if state in _LIVE:
             return RunLog("", after, False)
         # Again: the end of it may have been published before the task was over, but after the first look.
         text, after = await history.read_log(self.store, reference, after)
@@ -165,6 +169,8 @@ class RunOperations:
             return RunLog(text, after, False)
         page = await self.runs(id=id, lane=lane, limit=1)
         run = await self.run(page.runs[0].id) if page.runs else None
+        if run is None and cursor is None and state == "unknown":
+            raise NotFound(f"there is no task {id!r}, and the history has none")
         if run is None or run.details is None:
             return RunLog("", after, True)
         shown = "" if cursor is None else (await history.read_log(self.store, reference, "0"))[0]

@@ -65,7 +65,7 @@ Ending = Literal["done", "dead", "cancelled"]
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Output of a command; only the end of long output is stored."""
+    """Output of a command; of long output the beginning and the end are stored."""
 
     exit_code: int | None = None
     """None if the command never ran; negative if a signal ended it: minus the signal's number."""

@@ -164,17 +164,19 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
     entries: list[tuple[int, msgspec.Raw, int]] = []
     details: list[tuple[int, int, msgspec.Raw]] = []
     rings: dict[str, list[Any]] = {}
-    for failed in (0, 1):
-        some = [run for run in runs if run.record.failed == failed]
+    kinds: tuple[list[Run], list[Run]] = ([], [])
+    for run in runs:
+        kinds[run.record.end in FAILED_ENDS].append(run)
+    for failed in (1, 0):  # a lost attempt was before the one that succeeded
+        some = kinds[failed]
         for first in range(0, len(some), RUNS_AN_ENTRY):
             chunk = some[first : first + RUNS_AN_ENTRY]
             entries.append((failed, _text(pack([run.record for run in chunk])), len(chunk)))
-            for position, run in enumerate(chunk):
-                number = position * 2 + failed
-                if run.details is not None and limits.details_bytes:
-                    details.append((len(entries), number, _text(pack(within(run.details)))))
-                if run.record.planned_ms is not None and (schedule := run.record.schedule) is not None:
-                    rings.setdefault(schedule, [schedule]).extend((len(entries), number))
+            for position, (record, left) in enumerate(chunk):
+                if left is not None and limits.details_bytes:
+                    details.append((len(entries), position * 2 + failed, _text(pack(within(left)))))
+                if record.planned_ms is not None and (schedule := record.schedule) is not None:
+                    rings.setdefault(schedule, [schedule]).extend((len(entries), position * 2 + failed))
     now_ms = store.clock.now_ms()
     subjects = max(8, share // 4 // (_SUBJECT_BYTES * (MINUTES_KEPT + HOURS_KEPT)))
     raw = _encode(
@@ -214,21 +216,22 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
 def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
     # Plain loops: most calls have few runs, for which counters of the standard library cost several times as much.
     counts: dict[int, int] = {}
+    count_of = counts.get
     duration_ms = lateness_ms = 0
     for one in some:
-        counter = _COUNTER_OF.get(one.end, SKIPPED) if one.next_ms is None else RETRIED
-        counts[counter] = counts.get(counter, 0) + 1
+        counter = RETRIED if one.next_ms is not None else _COUNTER_OF.get(one.end, SKIPPED)
+        counts[counter] = count_of(counter, 0) + 1
         began_ms = one.began_ms
         if began_ms:
             ms = one.ended_ms - began_ms
             duration_ms += ms
             counter = _DURATIONS + bucket_of(ms)
-            counts[counter] = counts.get(counter, 0) + 1
+            counts[counter] = count_of(counter, 0) + 1
             if one.attempt == 1:
                 ms = began_ms - one.due_ms
                 lateness_ms += ms
                 counter = _LATENESSES + bucket_of(ms)
-                counts[counter] = counts.get(counter, 0) + 1
+                counts[counter] = count_of(counter, 0) + 1
     counts[DURATION], counts[LATENESS] = duration_ms, lateness_ms
     return counts
 

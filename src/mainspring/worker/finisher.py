@@ -31,6 +31,7 @@ from ..model.text import describe, trace_of
 from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
+from ..store.runs import within
 from ..store.store import Store
 from .executor import JobRun
 
@@ -108,6 +109,8 @@ def _kind_of(job: Job) -> str:
 
 
 IDLE_S: Final = 60.0
+RESULT_BYTES: Final = 8_192
+"""Most of a command's output that its result carries; the history has more of it."""
 
 
 class Finisher:
@@ -225,6 +228,12 @@ class Finisher:
         self.meters.ended_unbegun(job, fate_of(verdict))
         self._report(job, outcome, verdict, self._store.clock.now_ms())
 
+    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
+        """Return what the history keeps of a job that ends when it is taken."""
+        if isinstance(said, Dead):
+            return self._runs(job, buried(said.reason), said, None)
+        return self._runs(job, STOPPED, DONE, None)
+
     def _report(self, job: Job, said: Retry | Dead, verdict: Verdict, now_ms: int) -> None:
         fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
         failure = Failure(
@@ -254,8 +263,10 @@ class Finisher:
         )  # fmt: skip
         trace = trace_of(error_of(said))
         details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
-        runs = [Run(record.as_lost())] * (job.deliveries - 1) + [Run(record, details)]
-        return tuple(one for one in runs if self._history.keeps(one.record))
+        kept: tuple[Run, ...] = (Run(record, details),) if self._history.keeps(record) else ()
+        if job.deliveries > 1 and self._history.keeps(lost := record.as_lost()):
+            kept = (Run(lost),) * (job.deliveries - 1) + kept
+        return kept
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()
@@ -270,7 +281,7 @@ class Finisher:
             started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
             ended_ms=ended_ms,
             log=run.context.lines,
-            output=run.output,
+            output=within(RunDetails(output=run.output), RESULT_BYTES).output,
         )
 
     # -- writing -----------------------------------------------------------------------------------------

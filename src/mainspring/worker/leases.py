@@ -190,7 +190,7 @@ class Reclaimer:
         executor: Executor,
         room: Callable[[], int],
         slots: ConcurrencyLeases,
-        died: job_queue.Died,
+        endings: job_queue.Endings,
         lease_s: float,
     ) -> None:
         self._store = store
@@ -199,7 +199,7 @@ class Reclaimer:
         self._executor = executor
         self._room = room
         self._slots = slots
-        self._died = died
+        self._endings = endings
         self._lease_s = lease_s
 
     async def step(self) -> float:
@@ -225,7 +225,7 @@ class Reclaimer:
         if not asks:
             return []
         asked = steady_s()
-        jobs = await job_queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
+        jobs = await job_queue.reclaim(self._store, self._worker, asks, self._endings, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker stopped sending heartbeats; it runs here now", job.id, extra={"task": job.id})
         self._executor.add(jobs, asked)

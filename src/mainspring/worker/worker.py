@@ -219,7 +219,7 @@ class Taker:
         executor: Executor,
         unsent: Callable[[], int],
         slots: ConcurrencyLeases,
-        died: job_queue.Died,
+        endings: job_queue.Endings,
     ) -> None:
         self._store = store
         self._slots = slots
@@ -227,7 +227,7 @@ class Taker:
         self._shares = shares
         self._executor = executor
         self._unsent = unsent
-        self._died = died
+        self._endings = endings
         self.hints = PartitionHints(shares.queues, len(store.keys))
         self._polled_at = 0.0
         self._pauses = Pauses()
@@ -279,7 +279,7 @@ class Taker:
 
     async def _take(self, asks: job_queue.Asks, shares: Mapping[str, int]) -> None:
         asked = steady_s()
-        jobs = await job_queue.take(self._store, self._worker, asks, self._died)
+        jobs = await job_queue.take(self._store, self._worker, asks, self._endings)
         self._executor.add(interleaved(jobs), asked)
         self._took = self._took or bool(jobs)
         self.hints.came(asks, ((job.partition, job.queue) for job in jobs))
@@ -355,11 +355,11 @@ class Worker:
         self.slots = slots = ConcurrencyLeases(
             store, options.name, options.slots, options.lease_s, lambda: self.executor.queues
         )
-        name, died = options.name, self.finisher.died
-        self.taker = Taker(store, name, shares, self.executor, lambda: len(self.finisher.unsent), slots, died)
+        name, endings = options.name, self.finisher
+        self.taker = Taker(store, name, shares, self.executor, lambda: len(self.finisher.unsent), slots, endings)
         self.heartbeat = Heartbeat(store, self.executor, options.lease_s)
         self.reclaimer = Reclaimer(
-            store, name, shares.queues, self.executor, lambda: self.taker.room, slots, died, options.lease_s
+            store, name, shares.queues, self.executor, lambda: self.taker.room, slots, endings, options.lease_s
         )
         self._registry = registry
         self._started_ms = store.clock.now_ms()
