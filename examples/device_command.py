@@ -1,7 +1,10 @@
-"""Instructions to a device at set times, in order: a valve that cannot be opened is not closed first.
+"""Instructions to a device at set times, in order.
 
-All instructions to one device share a lane. While the device is away its next instruction is tried again and
-again, the ones behind it wait, and other devices go on. Run as a program, an hour passes in an instant.
+A valve that cannot be opened is not closed first.
+
+All instructions to one device share a lane. While the device does not answer,
+its next instruction is tried again and again, those behind it wait, and other
+devices continue. Run as a program, an hour passes in an instant.
 """
 
 import asyncio
@@ -14,7 +17,7 @@ log = logging.getLogger("devices")
 
 
 class Devices:
-    """The far end. A real one would call the device and answer by what it said."""
+    """The receiver. A real one would call the device and return its answer."""
 
     def __init__(self) -> None:
         self.away: set[str] = set()
@@ -23,7 +26,12 @@ class Devices:
     def handle(self, delivery: Delivery) -> Outcome:
         device, action = delivery.value()["device"], delivery.value()["do"]
         if device in self.away:
-            log.info("%s is away (attempt %d to %s)", device, delivery.attempt, action)
+            log.info(
+                "%s is away (attempt %d to %s)",
+                device,
+                delivery.attempt,
+                action,
+            )
             return Retry("the device does not answer", after_ms=60_000)
         self.done.append(f"{device}: {action}")
         log.info("%s: %s", device, action)
@@ -33,12 +41,19 @@ class Devices:
 async def water(client: Client, valve: str) -> None:
     """Open in ten minutes, close ten minutes later."""
     for action, after in (("open", "10m"), ("close", "20m")):
-        await client.put("queue:devices/command", {"device": valve, "do": action}, after=after, lane=valve)
+        await client.put(
+            "queue:devices/command",
+            {"device": valve, "do": action},
+            after=after,
+            lane=valve,
+        )
 
 
 async def main(url: str) -> list[str]:
     devices = Devices()
-    async with Ticker(url, namespace="garden", handlers={"queue": devices.handle}) as ticker:
+    async with Ticker(
+        url, namespace="garden", handlers={"queue": devices.handle}
+    ) as ticker:
         await water(ticker.client, "valve-1")
         await water(ticker.client, "valve-2")
         devices.away.add("valve-1")
@@ -50,6 +65,8 @@ async def main(url: str) -> list[str]:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("mainspring").setLevel(logging.ERROR)  # it would tell of every failed attempt as well
+    logging.getLogger("mainspring").setLevel(
+        logging.ERROR
+    )  # it would tell of every failed attempt as well
     with servers.standalone() as server:
         asyncio.run(main(server.url))

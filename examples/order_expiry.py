@@ -1,4 +1,6 @@
-"""An order that is not paid in 30 minutes expires. Payment cancels the expiry, and only one of the two can win.
+"""An order that is not paid in 30 minutes expires.
+
+Payment cancels the expiry, and only one of the two can win.
 
 Run as a program it shows the story with two orders and a window of two seconds.
 """
@@ -17,26 +19,31 @@ expired = asyncio.Event()
 
 @scheduler.handler(queue="orders", retries=5, timeout="30s")
 async def expire_order(order_id: int) -> None:
-    """Called when the time is over; may be called again for the same order, which changes nothing."""
+    """Expire an order. Calling it again for the same order changes nothing."""
     orders[order_id] = "expired"
     expired.set()
     log.info("order %d expired", order_id)
 
 
 async def place(order_id: int, *, pay_within: str = "30m") -> None:
-    # The id makes a repeated call harmless, and lets payment find the expiry without storing a handle.
-    await expire_order.after(pay_within, id=expiry_of(order_id)).aput(order_id=order_id)
+    # The id makes a repeated call harmless, and lets payment find the expiry
+    # without storing a handle.
+    await expire_order.after(pay_within, id=expiry_of(order_id)).aput(
+        order_id=order_id
+    )
     orders[order_id] = "open"
     log.info("order %d is open", order_id)
 
 
 async def pay(order_id: int) -> bool:
-    """True when the payment counts; False when the order has expired, or is just expiring."""
+    """Return True if the payment counts, False if the order has expired."""
     client = await scheduler.client()
     paid = await client.cancel(expiry_of(order_id)) == "cancelled"
     if paid:
         orders[order_id] = "paid"
-    log.info("order %d is %s", order_id, "paid" if paid else "too late to be paid")
+    log.info(
+        "order %d is %s", order_id, "paid" if paid else "too late to be paid"
+    )
     return paid
 
 

@@ -1,13 +1,24 @@
-"""Orders expire on a worker. A declined card is tried again, and a repeated run charges nobody twice.
+"""Orders expire on a worker.
 
-Run as a program it has everything in one process. In real life `mainspring serve` is one, and `mainspring worker
-order_worker:scheduler` another.
+A declined card is tried again, and a repeated run charges no customer twice.
+
+Run as a program it has everything in one process. In real life there are two:
+`mainspring serve` and `mainspring worker order_worker:scheduler`.
 """
 
 import asyncio
 import logging
 
-from mainspring import Config, Context, Node, Retry, Scheduler, TaskFailed, Workplace, idempotent
+from mainspring import (
+    Config,
+    Context,
+    Node,
+    Retry,
+    Scheduler,
+    TaskFailed,
+    Workplace,
+    idempotent,
+)
 from mainspring.testing import servers
 
 log = logging.getLogger("shop")
@@ -33,12 +44,18 @@ async def main(url: str) -> None:
     node, worker = Node(scheduler.config), Workplace(scheduler)
     await node.start()
     await worker.start()
-    expiry = await expire_order.after("500ms", id="order-42/expiry").aput(order_id=42)
-    payment = await charge.now(id="order-42/charge").aput(order_id=42, cents=1999)
+    expiry = await expire_order.after("500ms", id="order-42/expiry").aput(
+        order_id=42
+    )
+    payment = await charge.now(id="order-42/charge").aput(
+        order_id=42, cents=1999
+    )
     log.info(await payment.result(timeout="60s"))
     log.info(await expiry.result(timeout="60s"))
     client = await scheduler.client()
-    wrong = await client.put("queue:payments/charge", {"order_id": "42"})  # as a program in another language might
+    wrong = await client.put(
+        "queue:payments/charge", {"order_id": "42"}
+    )  # as a program in another language might
     try:
         await wrong.result(timeout="60s")
     except TaskFailed as error:

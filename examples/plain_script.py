@@ -1,11 +1,16 @@
-"""Schedules in a plain script: declared with decorators, run in the background while the script does its own work."""
+"""Schedules in a plain script.
+
+They are declared with decorators, and run in the background while the script
+does its own work.
+"""
 
 import os
 import threading
 
 from mainspring import Config, Scheduler
 
-# Settings from MAINSPRING_* and mainspring.toml; without any, an embedded server. The namespace is the example's own.
+# Settings come from MAINSPRING_* and mainspring.toml; without any, the script
+# starts a server of its own. The namespace is the example's own.
 scheduler = Scheduler(Config.load({"namespace": "plain-script"}, os.environ))
 three_ticks = threading.Semaphore(0)
 
@@ -26,7 +31,8 @@ def main() -> None:
     scheduler.start()
     for _ in range(3):
         three_ticks.acquire()
-    for entry in scheduler.entries():  # an example leaves nothing behind; a program of yours keeps its schedules
+    # An example leaves nothing behind; a program of yours keeps its schedules.
+    for entry in scheduler.entries():
         scheduler.sync_client().schedules.remove(entry.name)
     scheduler.stop()
     for entry in scheduler.entries():
@@ -34,4 +40,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()  # a script that does nothing else would call scheduler.run(), which blocks until a signal
+    # A script that does nothing else would call scheduler.run(), which blocks
+    # until a signal.
+    main()

@@ -1,4 +1,7 @@
-"""Server, node and client in one process: one task fires, another is cancelled in time. Runs as is."""
+"""Server, node and client in one process.
+
+One task fires, another is cancelled in time. Runs as it is.
+"""
 
 import asyncio
 from pathlib import Path
@@ -8,9 +11,13 @@ from mainspring import Client, Config, Node, embedded
 
 
 async def main(url: str) -> None:
-    node = Node(Config(redis_url=url))  # fires what comes due; `log:` prints it, one line each
+    node = Node(
+        Config(redis_url=url)
+    )  # fires what comes due; `log:` prints it, one line each
     await node.start()
-    async with Client(url) as client:  # any process that reaches the server may do this
+    async with Client(
+        url
+    ) as client:  # any process that reaches the server may do this
         hello = await client.put("log:", {"hello": "world"}, after="1s")
         await client.put("log:", {"expired": 42}, after="30m", id="order-42")
         assert await client.cancel("order-42") == "cancelled"
@@ -19,6 +26,7 @@ async def main(url: str) -> None:
     await node.stop()
 
 
-# A real Valkey on a folder of its own, so that a node that runs here already does not fire these tasks.
+# A real Valkey on a folder of its own: a node that runs on this machine
+# already would fire these tasks otherwise.
 with TemporaryDirectory() as folder, embedded.start(Path(folder)) as server:
     asyncio.run(main(server.url))

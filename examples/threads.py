@@ -1,4 +1,7 @@
-"""One scheduler shared by many threads: each puts work and looks at the schedules while handlers run beside them."""
+"""One scheduler shared by many threads.
+
+Each puts work and looks at the schedules while handlers run beside them.
+"""
 
 import os
 import threading
@@ -6,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mainspring import Config, Scheduler
 
-scheduler = Scheduler(Config.load({"namespace": "threads"}, os.environ))  # a namespace of the example's own
+scheduler = Scheduler(
+    Config.load({"namespace": "threads"}, os.environ)
+)  # a namespace of the example's own
 lock = threading.Lock()
 counted: set[int] = set()
 all_counted = threading.Event()
@@ -35,7 +40,9 @@ def main() -> None:
         all_counted.wait(60)
         print(f"{len(counted)} numbers counted")
         print(f"hourly is {' '.join(specs)}")
-        scheduler.sync_client().schedules.remove("hourly")  # an example leaves nothing behind
+        scheduler.sync_client().schedules.remove(
+            "hourly"
+        )  # an example leaves nothing behind
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""A scheduler in the lifespan of a web application: it starts and stops with it, and handlers run in its event loop.
+"""A scheduler in the lifespan of a web application.
 
-`uvicorn web_app:app` serves it. FastAPI takes the same `lifespan`. Run as a program it calls itself once.
+It starts and stops with the application, and handlers run in its event loop.
+
+`uvicorn web_app:app` serves it. FastAPI takes the same `lifespan`. Run as a
+program it calls itself once.
 """
 
 import asyncio
@@ -15,7 +18,9 @@ from starlette.routing import Route
 
 from mainspring import Config, Scheduler
 
-scheduler = Scheduler(Config.load({"namespace": "web-app"}, os.environ))  # a namespace of the example's own
+scheduler = Scheduler(
+    Config.load({"namespace": "web-app"}, os.environ)
+)  # a namespace of the example's own
 sent: list[str] = []
 mailed = asyncio.Event()
 
@@ -43,7 +48,15 @@ async def mails(_request: Request) -> JSONResponse:
 
 async def schedules(_request: Request) -> JSONResponse:
     entries = await scheduler.aentries()
-    return JSONResponse([{"name": one.name, "next": [run.isoformat() for run in one.next_runs]} for one in entries])
+    return JSONResponse(
+        [
+            {
+                "name": one.name,
+                "next": [run.isoformat() for run in one.next_runs],
+            }
+            for one in entries
+        ]
+    )
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +66,11 @@ async def lifespan(_app: Starlette) -> AsyncIterator[None]:
 
 
 app = Starlette(
-    routes=[Route("/sign-up", sign_up, methods=["POST"]), Route("/mails", mails), Route("/schedules", schedules)],
+    routes=[
+        Route("/sign-up", sign_up, methods=["POST"]),
+        Route("/mails", mails),
+        Route("/schedules", schedules),
+    ],
     lifespan=lifespan,
 )
 
@@ -61,15 +78,26 @@ app = Starlette(
 async def main() -> None:
     import httpx
 
-    web = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app")
-    async with app.router.lifespan_context(app), web:  # what a web server does at its start
-        print((await web.post("/sign-up", json={"mail": "ada@example.com"})).json())
+    web = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://app"
+    )
+    async with (
+        app.router.lifespan_context(app),
+        web,
+    ):  # what a web server does at its start
+        print(
+            (
+                await web.post("/sign-up", json={"mail": "ada@example.com"})
+            ).json()
+        )
         await mailed.wait()
         print((await web.get("/mails")).json())
         [nightly] = (await web.get("/schedules")).json()
         print(nightly["name"], len(nightly["next"]))
         client = await scheduler.client()
-        await client.schedules.remove("nightly")  # an example leaves nothing behind
+        await client.schedules.remove(
+            "nightly"
+        )  # an example leaves nothing behind
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ async def test_a_plain_function_runs_beside_the_loop() -> None:
 
 
 @pytest.mark.parametrize("ending", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-async def test_a_handler_that_raises_is_named_and_goes_on(
+async def test_an_error_handler_that_raises_is_named_and_called_again(
     caplog: pytest.LogCaptureFixture, ending: type[BaseException]
 ) -> None:
     seen: list[str] = []
@@ -90,7 +90,9 @@ async def test_a_plain_function_may_return_something_to_await() -> None:
     assert seen == ["task-7"]
 
 
-async def test_what_a_slow_handler_cannot_take_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_that_a_slow_handler_cannot_take_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     going, seen = asyncio.Event(), []
 
     async def handler(one: Failure) -> None:
@@ -146,7 +148,7 @@ async def test_a_dead_target_does_not_flood_the_log(
     await failures.aclose()
 
 
-async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_dead_tasks_are_errors_logged_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
     for number in range(roles.FIRST_DEAD + 3):
         failures.report(failure(number, dead=True))
@@ -247,7 +249,7 @@ async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) 
     assert "attempt 1 failed: hidden" in caplog.records[1].getMessage()
 
 
-async def test_what_others_wrote_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_from_outside_stays_on_its_log_line(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
     failures.report(run_failure(0, id="a\nb", error="said\r\n12:00 error \x1b[2J", exception=None))
     await failures.aclose()

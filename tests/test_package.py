@@ -53,6 +53,45 @@ def test_every_public_call_has_a_docstring() -> None:
     assert [missing for name in mainspring.__all__ for missing in undocumented(name)] == []
 
 
+ONLY_INSIDE = {
+    "Store",
+    "Cron",
+    "CronExclusion",
+    "Days",
+    "Every",
+    "AfterEnd",
+    "CountedRule",
+    "PlannedTimes",
+    "RetryRule",
+    "Body",
+}
+"""Classes behind public attributes that are for tools and not for programs."""
+
+
+def test_what_calls_return_has_a_name_in_the_package() -> None:
+    """A program that passes a result on must be able to name its type."""
+    ours = {
+        name: one
+        for module in [module for name, module in sys.modules.items() if name.startswith("mainspring")]
+        for name, one in vars(module).items()
+        if inspect.isclass(one) and one.__module__.startswith("mainspring")
+    }
+    found: set[str] = set()
+    left = [mainspring.Client, mainspring.Schedules, mainspring.DeadLetters, mainspring.Scheduler]
+    while left:
+        one = left.pop()
+        texts = [str(hint) for field, hint in getattr(one, "__annotations__", {}).items() if not field.startswith("_")]
+        for name, call in inspect.getmembers_static(one):
+            bare = getattr(call, "__func__", None) or getattr(call, "fget", None) or call
+            if inspect.isfunction(bare) and not name.startswith("_"):
+                texts.append(str(bare.__annotations__.get("return")))
+        new = {name for text in texts for name in re.findall(r"[A-Z]\w+", text) if name in ours} - found - ONLY_INSIDE
+        found |= new
+        left += [ours[name] for name in new]
+    assert {"RunsPage", "WorkerInfo", "ScheduleView", "TaskInfo", "Replayed"} <= found
+    assert found - set(mainspring.__all__) == set()
+
+
 def test_every_setting_is_explained_where_an_editor_looks() -> None:
     [config] = [
         node
@@ -110,7 +149,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert names == {file for file in files if "__pycache__" not in file}
 
 
-def test_what_ships_for_tests_is_documented_or_used_by_what_ships() -> None:
+def test_test_tools_that_ship_are_documented_or_used() -> None:
     """What only the tests of this repository use is in tests/support."""
     package = ROOT / "src" / "mainspring"
     shipped = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}

@@ -1,6 +1,7 @@
-"""Targets `spool:<folder>`: each task becomes a file there, for programs that watch folders.
+"""Targets `spool:<folder>`: each task becomes a file, for folder watchers.
 
-The folders lie below SPOOL_ROOT. A file has the task's key as its name, so a repeat replaces what is there.
+The folders lie below SPOOL_ROOT. A file has the task's key as its name, so a
+repeat replaces it.
 """
 
 import asyncio
@@ -15,11 +16,17 @@ from mainspring import DONE, Config, ConfigError, Dead, Delivery, Outcome, Retry
 
 
 def make(config: Config) -> "SpoolSink":
-    """What the entry point names. `config` has the settings of the node; those of this package are its own."""
+    """Return the sink: the entry point names this function.
+
+    `config` has the settings of the node; this package reads its own.
+    """
     del config  # nothing in it is needed here
     root = os.environ.get("SPOOL_ROOT")
     if not root:
-        raise ConfigError("SPOOL_ROOT is not set; name the folder in which the folders of spool: targets lie")
+        raise ConfigError(
+            "SPOOL_ROOT is not set; name the folder that holds the folders of"
+            " spool: targets"
+        )
     return SpoolSink(Path(root))
 
 
@@ -32,27 +39,44 @@ class SpoolSink:
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         name = batch[0].target.partition(":")[2]
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            return [Dead(f"{name!r} can be no folder: use A-Z a-z 0-9 _ -")] * len(batch)
-        # Disks can be slow: in a thread, since the event loop has leases to renew.
-        return await asyncio.to_thread(self._write_all, self._root / name, batch)
+            return [
+                Dead(f"{name!r} can be no folder: use A-Z a-z 0-9 _ -")
+            ] * len(batch)
+        # In a thread: disks can be slow, and the event loop must renew leases.
+        return await asyncio.to_thread(
+            self._write_all, self._root / name, batch
+        )
 
     async def aclose(self) -> None:
         """Nothing is held open."""
 
-    def _write_all(self, folder: Path, batch: Sequence[Delivery]) -> list[Outcome]:
+    def _write_all(
+        self, folder: Path, batch: Sequence[Delivery]
+    ) -> list[Outcome]:
         return [_write(folder, one) for one in batch]
 
 
 def _write(folder: Path, one: Delivery) -> Outcome:
-    # Several attempts at one task may be under way at once, after a crash: each writes a file of its own.
+    # After a crash, several attempts at one task may run at the same time: each
+    # writes a file of its own.
     half = folder / f".{one.idh.hex()}.{one.attempt}.{os.urandom(4).hex()}"
-    about = {"id": one.id, "key": one.idempotency_key, "due_ms": one.original_due_ms, "attempt": one.attempt}
+    about = {
+        "id": one.id,
+        "key": one.idempotency_key,
+        "due_ms": one.original_due_ms,
+        "attempt": one.attempt,
+    }
     try:
         with half.open("wb") as file:
             file.write(json.dumps(about).encode() + b"\n" + one.payload)
             file.flush()
-            os.fsync(file.fileno())  # done means that a power cut does not undo it
-        half.rename(folder / f"{one.idh.hex()}-{one.original_due_ms}-{quote(one.namespace)}")
+            os.fsync(
+                file.fileno()
+            )  # done means that a power cut does not undo it
+        half.rename(
+            folder
+            / f"{one.idh.hex()}-{one.original_due_ms}-{quote(one.namespace)}"
+        )
     except OSError as error:
         return Retry(f"{folder.name}: {error.strerror}")
     return DONE

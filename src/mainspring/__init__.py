@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .config.config import Config
     from .model.clock import ManualClock
     from .model.dead_letter import DeadLetter, DeadPage, Replayed, ReplaySummary
-    from .model.delivery import DONE, Dead, Delivery, DeliveryBatch, Done, Failure, Outcome, Retry
+    from .model.delivery import DONE, Dead, Delivery, DeliveryBatch, Done, Failure, Outcome, Response, Retry
     from .model.errors import (
         Ambiguous,
         ConfigError,
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from .model.lane import LaneInfo, LanePolicy, Pause, Scope
     from .model.retry import RetryPolicy, WorstCase, worst_case
     from .model.run import HistoryState, KeptRun, RunCounts, RunDetails, RunRecord, RunsPage
+    from .model.schedule.chain import NotRun, PastRun
     from .model.schedule.definition import Definition, SchedulePause
     from .model.schedule.recurrence import Recurrence
-    from .model.schedule.view import Backfilled, SchedulePage, ScheduleView
+    from .model.schedule.view import Backfilled, Finding, SchedulePage, ScheduleView
+    from .model.targets.command import Command
     from .model.targets.webhook import Signer
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
+    from .model.workers import QueueInfo, WorkerInfo
     from .node.node import Node
     from .scheduler.declarations import Function, Order
     from .scheduler.scheduler import Entry, EntryRun, Scheduler
@@ -57,6 +60,7 @@ __all__ = [
     "Ambiguous",
     "Backfilled",
     "Client",
+    "Command",
     "Config",
     "ConfigError",
     "Conflict",
@@ -76,6 +80,7 @@ __all__ = [
     "EntryRun",
     "Explanation",
     "Failure",
+    "Finding",
     "Function",
     "Handle",
     "HistoryState",
@@ -90,18 +95,22 @@ __all__ = [
     "Node",
     "NotConfirmed",
     "NotFound",
+    "NotRun",
     "Order",
     "OutOfMemory",
     "Outcome",
     "Output",
     "Page",
+    "PastRun",
     "Pause",
     "PayloadTooLarge",
     "PutSummary",
+    "QueueInfo",
     "Recurrence",
     "Refused",
     "ReplaySummary",
     "Replayed",
+    "Response",
     "Result",
     "Retry",
     "RetryPolicy",
@@ -128,6 +137,7 @@ __all__ = [
     "TaskFailed",
     "TaskInfo",
     "Unavailable",
+    "WorkerInfo",
     "Workplace",
     "WorstCase",
     "WrongFormat",
@@ -167,6 +177,7 @@ _MODULES: Final = {
         "Done",
         "Failure",
         "Outcome",
+        "Response",
         "Retry",
     ),
     "model.explain": ("Explanation",),
@@ -193,6 +204,7 @@ _MODULES: Final = {
         "RunRecord",
         "RunsPage",
     ),
+    "model.schedule.chain": ("NotRun", "PastRun"),
     "model.schedule.definition": (
         "Definition",
         "SchedulePause",
@@ -200,9 +212,11 @@ _MODULES: Final = {
     "model.schedule.recurrence": ("Recurrence",),
     "model.schedule.view": (
         "Backfilled",
+        "Finding",
         "SchedulePage",
         "ScheduleView",
     ),
+    "model.targets.command": ("Command",),
     "model.task": (
         "Count",
         "Handle",
@@ -211,6 +225,7 @@ _MODULES: Final = {
         "Task",
         "TaskInfo",
     ),
+    "model.workers": ("QueueInfo", "WorkerInfo"),
     "node.node": ("Node",),
     "scheduler.declarations": (
         "Function",

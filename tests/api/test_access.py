@@ -144,7 +144,7 @@ async def test_a_route_answers_the_roles_that_may_call_it_and_no_others(api: Api
             assert status == 403, role
 
 
-async def test_a_path_that_leads_nowhere_tells_nobody_anything(api: Api) -> None:
+async def test_an_unknown_path_reveals_nothing(api: Api) -> None:
     assert (await api.get("/v1/nothing")).status == 404
     assert (await api.get("/v1/secrets")).status == 404
 
@@ -156,7 +156,7 @@ async def test_a_path_that_leads_nowhere_tells_nobody_anything(api: Api) -> None
     "header",
     ["msk_", "Bearer", "Bearer msk_short", "Basic bXNrXw==", "Bearer msk_" + "x" * 43, "Bearer \xff", "bearer  "],
 )
-async def test_what_is_no_key_opens_nothing(api: Api, header: str) -> None:
+async def test_a_text_that_is_no_key_opens_nothing(api: Api, header: str) -> None:
     await api.key("admin")
     answer = await api.get("/v1/tasks", authorization=header)
     assert (answer.status, answer.problem) == (401, "unauthenticated")
@@ -280,7 +280,7 @@ async def test_a_record_that_cannot_be_read_is_no_key_and_can_be_taken_away(api:
     assert server.call("HEXISTS", api.client.store.keys.access, "k1") == 0
 
 
-async def test_where_anybody_is_answered_nobody_makes_or_revokes_keys(open_api: Api) -> None:
+async def test_an_open_api_makes_and_revokes_no_keys(open_api: Api) -> None:
     await open_api.key("reader")
     [known] = await list_keys(open_api.client.store)
     assert (await open_api.post("/v1/keys", {"role": "admin"})).problem == "forbidden"
@@ -469,7 +469,7 @@ async def test_a_bound_key_learns_nothing_of_the_queues_and_workers_of_others(ap
     assert "worker" not in (await api.get("/v1/tasks/well/explain", **reader)).json["text"]
 
 
-async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> None:
+async def test_tasks_for_other_targets_do_not_exist_for_a_bound_key(bound: Api) -> None:
     assert (await bound.get("/v1/tasks/mine")).status == 200
     for method, path in (
         ("GET", "/v1/tasks/theirs"),
@@ -488,7 +488,7 @@ async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> N
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace", "earliest", "reject"])
-async def test_a_bound_key_cannot_take_an_id_that_is_somebody_elses(bound: Api, on_conflict: str) -> None:
+async def test_a_bound_key_cannot_take_an_id_of_another_caller(bound: Api, on_conflict: str) -> None:
     task = {"target": "log:", "at": LATER - 1, "id": "theirs", "on_conflict": on_conflict}
     answer = await bound.post("/v1/tasks", task)
     assert (answer.status, answer.problem) == (409, "conflict")
@@ -593,7 +593,7 @@ async def changes(api: Api) -> list[dict[str, Any]]:
     return [{"at_ms": one["at_ms"], **one["change"]} for one in page["changes"]]
 
 
-async def test_every_change_is_written_down_with_who_what_before_after_and_from_where(api: Api) -> None:
+async def test_every_change_is_recorded_with_caller_object_before_after_and_address(api: Api) -> None:
     api.token = await api.key("operator")
     [key] = await list_keys(api.client.store)
     for name in ("a", "b"):
@@ -708,7 +708,7 @@ async def test_a_replaced_task_is_written_down_though_the_put_was_not_confirmed(
 
 
 @pytest.mark.parametrize(("route", "done"), [("drop", {"dropped": 2}), ("replay", {"replayed": 2})])
-async def test_what_was_done_before_it_failed_is_written_down(
+async def test_changes_made_before_a_failure_are_recorded(
     api: Api, monkeypatch: pytest.MonkeyPatch, route: str, done: dict[str, int]
 ) -> None:
     async def two_and_no_more(_: DeadLetters, *, progress: Callable[[Any], None], **_options: object) -> None:
@@ -722,7 +722,7 @@ async def test_what_was_done_before_it_failed_is_written_down(
     assert (change["what"], change["before"], change["after"]) == (f"dead.{route}", {"target": "null:"}, done)
 
 
-async def test_what_is_refused_changes_nothing_and_is_not_written_down(api: Api) -> None:
+async def test_a_refused_request_changes_nothing_and_is_not_recorded(api: Api) -> None:
     await api.client.put("null:", 1, at=LATER, id="a")
     api.token = await api.key("reader")
     assert (await api.delete("/v1/tasks/a")).status == 403

@@ -169,7 +169,7 @@ async def test_lines_that_were_written_just_before_a_crash_are_not_written_again
     assert (await api.batch([line(1)], idempotency_key="other")).lines[-1]["summary"]["created"] == 1
 
 
-async def test_what_is_remembered_of_a_batch_is_small_and_expires(api: Api, server: Server) -> None:
+async def test_the_marks_of_a_batch_are_small_and_expire(api: Api, server: Server) -> None:
     await api.batch([line(n) for n in range(1_000)], idempotency_key="k")
     [name] = server.call("KEYS", "*idem*")
     assert server.call("STRLEN", name) == 6 + 4 * 1_000
@@ -303,7 +303,7 @@ async def test_more_lines_than_travel_together_are_each_stored_once(server: Serv
     server.call("FLUSHALL")
 
 
-async def test_a_server_that_goes_away_in_the_middle_is_told_with_the_line_to_go_on_from(api: Api) -> None:
+async def test_a_server_lost_in_the_middle_is_reported_with_the_line_to_continue_from(api: Api) -> None:
     first = [line(n, id=f"o{n}", payload="x" * 1000) for n in range(1000)]
 
     async def break_after_the_first(*_: Any, **__: Any) -> Any:
@@ -492,7 +492,7 @@ async def test_one_client_cannot_take_all_places_for_batches(server: Server) -> 
         head = (
             "POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-length: 9\r\n\r\n"
         )
-        reading = api.face.app.batches.reading
+        reading = api.face.app.batches.taken
         host, _, port = api.url.removeprefix("http://").rpartition(":")
         slow = [await asyncio.open_connection(host, int(port)) for _ in range(batch.AT_ONCE_OF_ONE)]
         for _, writer in slow:

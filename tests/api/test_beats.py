@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from mainspring.config.config import Config
+from mainspring.model.notice import BeatState, Expected
+from mainspring.store import notices
 from mainspring.testing.servers import Server
-from tests.support.api_calls import Api, serving_api
+from tests.support.api_calls import LATER, Api, serving_api
 
 
 @pytest.fixture
@@ -45,3 +48,43 @@ async def test_a_key_that_is_limited_to_beats_reaches_nothing_else(api: Api) -> 
     assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 202
     assert (await api.post("/v1/beats/other", {"every": "1h"})).status == 403
     assert (await api.post("/v1/tasks", {"target": "log:", "payload": 1})).status == 403
+
+
+async def test_a_key_that_may_not_operate_cannot_change_when_a_beat_is_expected(api: Api) -> None:
+    """`every = 10y` would silence the watch on somebody else's job."""
+    await watch(api, "backup", deadline_ms=LATER)
+    api.token = await api.key("submit-only")
+    assert (await api.post("/v1/beats/backup", {"every": "60m"})).status == 202
+    assert (await api.post("/v1/beats/backup")).status == 202
+    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).problem == "forbidden"
+    api.token = await api.key("operator")
+    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).status == 202
+
+
+@pytest.mark.parametrize("target", ["beat:backup", "notify:ops", "notify:ops/digest"])
+async def test_no_caller_forges_beats_and_notices(api: Api, target: str) -> None:
+    task = {"target": target, "payload": {"came_ms": 1_900_000_000_000}}
+    assert (await api.post("/v1/tasks", task)).problem == "invalid"
+    [line, _] = (await api.batch([task])).lines
+    assert line["error"]["type"].endswith(":invalid")
+    schedule = {"name": "s", "cron": "0 9 * * *", "target": target}
+    assert (await api.post("/v1/schedules", schedule)).problem == "invalid"
+
+
+async def test_the_number_of_beats_is_bounded_and_those_nobody_watches_make_room(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "MOST_BEATS", 2)
+    await watch(api, "a", deadline_ms=LATER)
+    await watch(api, "b", deadline_ms=LATER)
+    assert (await api.post("/v1/beats/c", {"every": "1h"})).problem == "conflict"
+    assert (await api.post("/v1/beats/a", {"every": "2h"})).status == 202
+    await watch(api, "b", deadline_ms=1)
+    assert (await api.post("/v1/beats/c", {"every": "1h"})).status == 202
+
+
+async def watch(api: Api, name: str, *, deadline_ms: int) -> None:
+    """Write what the sink of beats writes; the node of this test has none."""
+    keys = api.client.store.keys
+    state = msgspec.msgpack.encode(BeatState(Expected(every_ms=3_600_000), deadline_ms=deadline_ms))
+    await api.client.store.run_one(keys.slot, [("HSET", keys.watched, name, state)])

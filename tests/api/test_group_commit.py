@@ -83,7 +83,7 @@ async def test_a_crowd_that_comes_together_is_written_in_parts_and_none_of_them_
     assert [(await answer).id for answer in answers] == [str(n) for n in range(size)]
 
 
-async def test_who_comes_the_moment_a_write_ends_is_not_left_waiting() -> None:
+async def test_a_put_that_comes_the_moment_a_write_ends_is_not_left_waiting() -> None:
     road = NetworkFaults()
     collector = Collector(road.write)
     first = collector.put(task(1))
@@ -97,7 +97,7 @@ async def test_who_comes_the_moment_a_write_ends_is_not_left_waiting() -> None:
     assert (await second[0]).id == "2"
 
 
-async def test_a_wrong_one_fails_alone_and_a_server_that_is_away_fails_all() -> None:
+async def test_a_wrong_one_fails_alone_and_an_unavailable_server_fails_all() -> None:
     async def write(tasks: Sequence[Task]) -> Sequence[Handle]:
         if any(one.payload == "wrong" for one in tasks):
             raise InvalidInput("wrong")

@@ -284,7 +284,7 @@ async def test_a_client_that_has_said_all_still_gets_its_answers(api: Api, path:
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"200", b"200"]
 
 
-async def test_what_is_refused_on_the_connection_itself_guards_browsers_as_every_answer_does(api: Api) -> None:
+async def test_refusals_on_the_connection_have_the_headers_for_browsers_too(api: Api) -> None:
     async with Wire(api) as wire:
         await wire.send(b"NONSENSE\r\n\r\n")
         answer = await wire.rest()
@@ -306,7 +306,7 @@ async def test_requests_without_end_before_the_first_answer_are_refused(api: Api
         assert (await wire.rest()).count(b"HTTP/1.1 200 ") == 101
 
 
-async def test_who_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
+async def test_a_caller_that_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
@@ -428,7 +428,7 @@ async def test_a_connection_that_rests_between_requests_is_kept(api: Api) -> Non
 # -- many ------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_beyond_the_limit_are_told_so(api: Api) -> None:
+async def test_connections_beyond_the_limit_are_refused_with_503(api: Api) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(20):
             wire = await stack.enter_async_context(Wire(api))

@@ -43,7 +43,7 @@ def test_only_a_packet_that_was_one_request_teaches_a_head() -> None:
         assert heads.read(b"\r\n\r\n") is None
 
 
-def test_they_are_few_and_short() -> None:
+def test_known_heads_are_few_and_short() -> None:
     heads = known(b"POST /ticks HTTP/1.1\r\nx: %b\r\n\r\nabc" % (b"y" * MAX_BYTES), b"abc")
     assert heads.read(b"POST /ticks HTTP/1.1\r\nx: %b\r\n\r\nabc" % (b"y" * MAX_BYTES)) is None
     packets = [HEAD + b"\r\nx: %d\r\n\r\nabc" % n for n in range(MOST + 1)]

@@ -101,7 +101,7 @@ async def test_a_setting_of_zero_is_no_limit(server: Server) -> None:
     server.call("FLUSHALL")
 
 
-async def test_lines_beyond_the_quota_are_refused_each_and_the_batch_goes_on(server: Server) -> None:
+async def test_lines_beyond_the_quota_are_refused_and_the_batch_continues(server: Server) -> None:
     async with serving_api(config(server, api_pending_bytes=1_000, api_batch_errors=2)) as api:
         api.token = await api.key("submit-only")
         sizes = [398, 398, 398, 398, 398, 98]
@@ -114,7 +114,7 @@ async def test_lines_beyond_the_quota_are_refused_each_and_the_batch_goes_on(ser
 
 
 @pytest.mark.parametrize("answers", ["all", "errors"])
-async def test_what_is_put_again_counts_once(api: Api, answers: str) -> None:
+async def test_a_repeated_put_counts_once_toward_a_quota(api: Api, answers: str) -> None:
     api.token = await api.key("submit-only")
     for _ in range(3):
         await api.batch([task(1), task(2)], f"?answers={answers}")
@@ -158,7 +158,7 @@ async def test_nodes_count_together(api: Api, server: Server) -> None:
         assert await statuses(api, 6) == [429]
 
 
-async def test_what_a_node_has_counted_is_written_when_it_stops(server: Server) -> None:
+async def test_quota_counts_are_written_when_the_node_stops(server: Server) -> None:
     async with serving_api(config(server, api_pending_tasks=2)) as api:
         token = api.token = await api.key("submit-only")
         assert await statuses(api, 1, 2) == [201, 201]
@@ -168,7 +168,7 @@ async def test_what_a_node_has_counted_is_written_when_it_stops(server: Server) 
     server.call("FLUSHALL")
 
 
-async def test_what_is_due_by_now_does_not_count(api: Api, server: Server) -> None:
+async def test_due_tasks_do_not_count_toward_a_quota(api: Api, server: Server) -> None:
     store = api.client.store
     start = LATER - LATER % DAY_MS
     clock = store.clock = ManualClock(start)

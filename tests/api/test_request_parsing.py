@@ -216,7 +216,7 @@ def test_lines_read_together_become_the_tasks_that_they_become_one_by_one(rows: 
 
 
 @pytest.mark.parametrize("at_ms", [0, NOW - 1, NOW, NOW + 10_000_000, NOW + HORIZON_MS])
-def test_a_line_in_which_nothing_has_to_be_worked_out_goes_on_as_it_is(at_ms: int) -> None:
+def test_a_line_in_which_nothing_has_to_be_computed_is_passed_on_unchanged(at_ms: int) -> None:
     found = Lines(ANYBODY, 64).take(b'{"target":"null:","at":%d}\n' % at_ms * 3, NOW, 100)
     assert [type(task) for task in found.tasks] == [NewTask] * 3
 

@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from mainspring.api.runs import AT_ONCE_OF_ONE
 from mainspring.cli import app as command_line
 from mainspring.client.http import Api as Remote
 from mainspring.client.http import RemoteClient
 from mainspring.config.config import Config
+from mainspring.model.access import hash_of
 from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import idh_of
 from mainspring.model.job import Output
 from mainspring.model.run import Run, RunDetails, RunRecord
+from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
 from mainspring.store.owner import fire
 from mainspring.store.runs import publish_logs
-from mainspring.store.tasks.find import Reference
-from mainspring.testing.servers import Server
+from mainspring.store.tasks.find import Reference, resolve
+from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import Api, serving_api
 from tests.support.owner import HandOwner
 
@@ -118,6 +121,17 @@ async def test_a_bound_key_sees_only_the_runs_of_its_targets(written: Api) -> No
     assert (await written.get("/v1/stats?target=https://example.com/hook")).status == 200
 
 
+@pytest.mark.parametrize("query", ["id=task-2", "queue=ops", "outcome=dead", "target=command:*"])
+async def test_a_page_tells_a_bound_key_nothing_of_runs_that_it_may_not_see(written: Api, query: str) -> None:
+    written.token = await written.key("reader", targets=("https://example.com/*",))
+    assert (await written.get(f"/v1/runs?{query}&limit=1")).json == {"runs": [], "next": None}
+
+
+async def test_a_key_bound_to_a_part_of_a_host_does_not_see_the_counts_of_the_host(written: Api) -> None:
+    written.token = await written.key("reader", targets=("https://example.com/hook*",))
+    assert (await written.get("/v1/stats?target=https://example.com/hook")).problem == "forbidden"
+
+
 async def test_runs_are_counted_over_time(written: Api) -> None:
     answer = (await written.get("/v1/stats")).json
     assert sum(one["ok"] for one in answer["stats"]) == 2
@@ -205,3 +219,75 @@ async def test_the_log_of_a_running_job_is_followed_to_its_end(api: Api) -> None
     assert followed.headers["content-type"] == "text/plain; charset=utf-8"
     assert followed.body == b"one\ntwo\nthree\n"
     assert (await api.client.run_log(handle.id, cursor=rest.next)).over
+
+
+async def follow(api: Api, path: str, token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = api.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\r\n"
+    writer.write(head.encode())
+    return reader, writer
+
+
+async def test_one_client_cannot_take_all_places_for_followers(api: Api) -> None:
+    one, other = [await api.key("reader") for _ in range(2)]
+    handle = await api.client.put("log:", after="1h")
+    path = f"/v1/runs/{handle.id}/log?follow=true"
+    taken = api.face.app.followers.taken
+    streams = [await follow(api, path, one) for _ in range(AT_ONCE_OF_ONE)]
+    await asyncio.to_thread(wait_until, lambda: taken.total() == AT_ONCE_OF_ONE, "all follow")
+    assert (await api.get(path, authorization=f"Bearer {one}")).problem == "rate"
+    assert (await api.get(f"/v1/runs/{handle.id}/log", authorization=f"Bearer {one}")).status == 200
+    followed = asyncio.create_task(api.get(path, authorization=f"Bearer {other}"))
+    for _, writer in streams:
+        writer.close()
+    await api.client.cancel(handle.id)
+    assert (await followed).status == 200
+    await asyncio.to_thread(wait_until, lambda: not taken, "nobody follows any more")
+
+
+async def test_a_stop_ends_the_responses_that_follow_a_log(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    handle = await api.client.put("log:", after="1h")
+    reader, writer = await follow(api, f"/v1/runs/{handle.id}/log?follow=true", await api.key("reader"))
+    await reader.readuntil(b"\r\n\r\n")
+    await asyncio.wait_for(api.face.stop(), 60)
+    assert await reader.read() == b"0\r\n\r\n", "the response is complete"
+    writer.close()
+    assert "ASGI" not in caplog.text
+
+
+async def test_a_key_that_is_revoked_does_not_follow_any_further(api: Api) -> None:
+    store = api.client.store
+    handle = await api.client.put("log:", after="1h")
+    token = await api.key("reader")
+    reader, writer = await follow(api, f"/v1/runs/{handle.id}/log?follow=true", token)
+    await reader.readuntil(b"\r\n\r\n")
+    [key] = [one for one in await list_keys(store) if one.hash == hash_of(token)]
+    await revoke_key(store, key.id)
+    assert await asyncio.wait_for(reader.read(), 30) == b"0\r\n\r\n"
+    writer.close()
+
+
+async def test_a_bound_key_reads_no_log_of_another_callers_task_with_the_same_id(api: Api) -> None:
+    store = api.client.store
+    await write(api, Run(record(api, 1, id="dup", idh=idh_of("dup"), target="null:mine")))
+    await api.client.put("queue:mail/send", id="dup", after="1h")
+    await api.client.put("null:mine", id="both", after="1h")
+    await api.client.put("queue:mail/send", id="both", lane="theirs", after="1h")
+    for task_id, lane in (("dup", None), ("both", "theirs")):
+        for spot in (await resolve(store, task_id, lane)).spots_of_records(len(store.keys)):
+            await publish_logs(store, [(spot.partition, spot.idh, "secret")])
+    api.token = await api.key("reader", targets=("null:mine",))
+    assert (await api.get("/v1/runs/dup/log")).problem == "not-found"
+    assert (await api.get("/v1/runs/both/log?lane=theirs")).problem == "not-found"
+    assert (await api.get("/v1/runs/both/log")).json["text"] == ""
+
+
+async def test_a_task_whose_id_looks_like_a_runs_has_a_log(api: Api) -> None:
+    store = api.client.store
+    await api.client.put("log:", id="1.2.3.4", after="1h")
+    reference = await resolve(store, "1.2.3.4", None)
+    await publish_logs(store, [(reference.home, reference.idh, "one\n")])
+    assert (await api.get("/v1/runs/1.2.3.4/log")).json["text"] == "one\n"
+    api.token = await api.key("reader", targets=("log:",))
+    assert (await api.get("/v1/runs/1.2.3.4/log")).json["text"] == "one\n"

@@ -78,7 +78,7 @@ async def test_schedules_that_name_no_zone_have_that_of_the_settings(server: Ser
     server.call("FLUSHALL")
 
 
-async def test_what_an_edit_would_change_and_what_revisions_say_is_in_the_words_of_the_fields(api: Api) -> None:
+async def test_diffs_and_revisions_use_the_names_of_the_fields(api: Api) -> None:
     await add(api)
     diff = await api.post("/v1/schedules/nightly/diff", {"payload": {"job": True}, "timeout": "5s", "timezone": "UTC"})
     assert diff.json == {"payload": [{"job": "backup"}, {"job": True}], "timeout": [None, "5s"]}
@@ -138,7 +138,7 @@ async def test_an_edit_changes_some_fields_and_a_stale_one_is_a_conflict(api: Ap
     assert "payload" not in change["before"]
 
 
-async def test_a_schedule_rests_and_goes_on(api: Api) -> None:
+async def test_a_schedule_is_paused_and_resumed(api: Api) -> None:
     await add(api)
     paused = await api.post("/v1/schedules/nightly/pause", {"reason": "holiday", "for": "2d", "mode": "hold"})
     assert (paused.status, paused.json["state"], paused.json["paused"]["reason"]) == (200, "paused", "holiday")
@@ -186,7 +186,7 @@ async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
 HOOK: dict[str, Any] = {"name": "hook", "every": "5s", "target": "https://example.com/"}
 
 
-async def test_a_schedule_is_told_with_its_worst_case_as_a_sum(api: Api) -> None:
+async def test_a_schedule_is_shown_with_its_worst_case_as_a_sum(api: Api) -> None:
     calm = {"every": "1h", "retry": "3 base=200ms jitter=none", "timeout": "1s"}
     made = await api.post("/v1/schedules", HOOK | calm)
     assert made.json["worst_case"] == {"ms": 3_600, "sum": "3 x 1,000 ms + 200 ms + 400 ms = 3,600 ms"}
@@ -204,7 +204,7 @@ async def test_retries_of_a_webhook_without_a_timeout_count_with_the_usual_one(a
     assert (await api.post("/v1/schedules", HOOK | {"retry": "3 base=200ms", "timeout": "1s"})).status == 201
 
 
-async def test_retries_that_the_nodes_settings_say_are_told_and_not_refused(server: Server) -> None:
+async def test_retries_from_the_nodes_settings_are_reported_and_not_refused(server: Server) -> None:
     targets = {"shop": {"url": "https://example.com/", "timeout": "2s", "retry": "2 base=1s"}}
     config = Config(redis_url=server.url, port=0, partitions=4, targets=targets, retry="1")  # type: ignore[arg-type]
     async with serving_api(config, {"null": NullSink()}) as api:
@@ -356,7 +356,7 @@ async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
     raise AssertionError("the lanes do not stand still")
 
 
-async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody(api: Api) -> None:
+async def test_a_preview_of_times_that_are_hard_to_find_ends_and_blocks_no_other_call(api: Api) -> None:
     """Once an hour, behind a hundred steps over what is left out, of thirty lines each."""
     lines = [f"{n},{n + 1} * * * * *" for n in range(0, 60, 2)]
     hard = {"cron": lines, "exclude": ["* 1-59 * * * *", "1-59 0 * * * *"], "count": 1000}
@@ -380,7 +380,7 @@ async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody
     assert many.problem == "invalid"
 
 
-async def test_a_diff_to_times_that_are_hard_to_find_holds_up_nobody(api: Api) -> None:
+async def test_a_diff_to_times_that_are_hard_to_find_blocks_no_other_call(api: Api) -> None:
     """Every line is left out whole, which takes a century of days to find out."""
     await api.client.schedules.add("hard", cron="0 0 * * *", target="null:")
     everything = {"exclude": ["0-29 * * * *", "30-59 * * * *"]}
@@ -410,7 +410,7 @@ async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:
         assert (await api.get(f"/v1/lanes?{wrong}")).problem == "invalid"
 
 
-async def test_a_lane_behind_a_failed_head_is_shown_and_goes_on_without_it(api: Api) -> None:
+async def test_a_lane_behind_a_failed_head_is_shown_and_continues_without_it(api: Api) -> None:
     await api.client.put("log:", "head", id="head", lane="shop/1")
     lanes = await standing(api)
     assert (lanes[0]["lane"], lanes[0]["head_id"], lanes[0]["error"]) == ("shop/1", "head", "try later")

@@ -256,7 +256,7 @@ async def give_up(secret: str) -> None:
 """
 
 
-def letter_of(node: Serve, name: str) -> str:
+def dead_letter_of(node: Serve, name: str) -> str:
     path = f"/v1/dead/{name}"
     wait_until(lambda: call(node.url, None, path)[0] == 200, f"{name} is given up", timeout_s=60)
     return call(node.url, None, path)[1].decode()
@@ -296,14 +296,14 @@ def test_the_log_says_what_receivers_commands_and_handlers_said_unless_it_is_red
                 status, said = call(node.url, None, "/v1/tasks", {"target": target, "payload": given, "id": name})
                 assert status == 201, said
             for name, (_, _, kept) in targets.items():
-                assert kept in letter_of(node, name), "the letter has the words"
-            letter = letter_of(node, "a")
+                assert kept in dead_letter_of(node, name), "the letter has the words"
+            dead_letter = dead_letter_of(node, "a")
             assert worker.end() == 0
         finally:
             worker.remove()
     assert node.end() == 0
     for secret in ("canary-url", "canary/header", "canary\\/header", "canary-password", "dTpjYW5hcnktcGFzc3dvcmQ"):
-        assert secret not in letter + node.log + worker.log
+        assert secret not in dead_letter + node.log + worker.log
     assert "HTTP 400 Bad Request" in node.log
     lines = (
         "ValueError: refused: canary-payload",

@@ -149,7 +149,7 @@ async def test_a_durability_that_cannot_be_confirmed_says_that_the_task_is_store
     assert (moved.problem, moved.json["outcome"], moved.json["due_ms"]) == ("not-confirmed", "replaced", LATER + 1)
 
 
-async def test_tasks_that_are_not_confirmed_are_named_each_to_who_put_it(api: Api) -> None:
+async def test_each_caller_learns_which_of_its_tasks_are_unconfirmed(api: Api) -> None:
     """They travel in one write; without its id nobody could find a task that has none of its own."""
     answers = await asyncio.gather(*(put(api, payload={"n": n}, durability="disk") for n in range(20)))
     assert {answer.problem for answer in answers} == {"not-confirmed"}
@@ -270,7 +270,7 @@ async def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
 # -- look ------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_knows_an_unknown_id(api: Api) -> None:
+async def test_an_unknown_id_is_not_found_by_any_route(api: Api) -> None:
     for method, path in (
         ("GET", "/v1/tasks/nobody"),
         ("DELETE", "/v1/tasks/nobody"),
@@ -291,7 +291,7 @@ async def test_an_id_from_another_namespace_is_invalid_or_unknown(api: Api) -> N
     assert answer.status in (400, 404)
 
 
-async def test_bytes_are_told_in_base64(api: Api) -> None:
+async def test_bytes_are_shown_in_base64(api: Api) -> None:
     await api.client.put("null:", b"\xff\x00", at=LATER, id="raw")
     told = (await api.get("/v1/tasks/raw")).json
     assert base64.b64decode(told["payload_base64"]) == b"\xff\x00"
@@ -384,7 +384,7 @@ async def test_a_task_moves_to_another_time(api: Api) -> None:
         assert (await api.post("/v1/tasks/a/reschedule?lane=l", wrong)).problem == "invalid"
 
 
-async def test_what_is_over_cannot_be_cancelled_or_moved(api: Api) -> None:
+async def test_a_finished_task_cannot_be_cancelled_or_moved(api: Api) -> None:
     await api.client.put("null:", 1, id="done")
     for _ in range(600):
         if (await api.client.get("done")).state not in ("pending", "fired"):

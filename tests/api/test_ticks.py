@@ -121,7 +121,7 @@ async def test_a_tick_that_comes_byte_by_byte_is_one(api: Api, long_way: list[st
     assert long_way == []
 
 
-async def test_an_error_of_the_server_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_the_server_is_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object, **__: object) -> None:
         raise Unavailable("the server does not answer", sent=False)
 
@@ -131,7 +131,7 @@ async def test_an_error_of_the_server_is_told(api: Api, monkeypatch: pytest.Monk
     assert answer.headers["retry-after"] == "1"
 
 
-async def test_a_bug_is_told_and_logged(
+async def test_a_bug_is_reported_and_logged(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("mainspring.api.ticks.task_of", lambda *_, **__: 1 / 0)
@@ -167,7 +167,7 @@ async def test_a_stop_answers_what_is_under_way_and_closes(api: Api, monkeypatch
     assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_who_hangs_up_before_the_answer_does_no_harm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_hangs_up_before_the_answer_does_no_harm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     write = HeldWrite(api, monkeypatch)
     async with Wire(api) as wire:
         await wire.send(post())
@@ -244,7 +244,7 @@ async def test_a_head_that_came_before_is_not_parsed_again_and_the_body_is(api: 
     assert (await api.client.count()).pending == 6
 
 
-async def test_what_differs_in_anything_is_parsed(
+async def test_a_head_that_differs_in_anything_is_parsed(
     api: Api, parsed: list[bytes], long_way: list[str], heard: list[bytes]
 ) -> None:
     whole = post(tick(9))
@@ -314,8 +314,8 @@ async def test_a_head_that_is_refused_is_refused_again(api: Api, more: bytes) ->
 
 @pytest.mark.parametrize("query", ["", "?replace=true"])
 async def test_the_limit_of_an_item_is_one_number(api: Api, query: str) -> None:
-    for letter in ("a", "\u00fc"):
-        longest = letter * (MAX_ITEM_BYTES // len(letter.encode()))
+    for dead_letter in ("a", "\u00fc"):
+        longest = dead_letter * (MAX_ITEM_BYTES // len(dead_letter.encode()))
         assert (await api.post(f"/ticks{query}", {"item": longest, "at": LATER})).status == 202
         for more in (1, 16, 17, 1_000):
             item = longest + "a" * more

@@ -105,11 +105,11 @@ async def test_a_dead_letter_is_shown_with_the_traceback_of_its_last_attempt(api
     assert shown["traceback"].startswith("Traceback (most recent call last):\n")
     assert shown["traceback"].endswith("ValueError: a bug in the sink")
 
-    def letter() -> DeadLetter | None:
+    def dead_letter() -> DeadLetter | None:
         with contextlib.closing(Remote(api.url)) as remote:
             return asyncio.run(RemoteClient(remote).dead.get("a"))
 
-    assert (found := await asyncio.to_thread(letter)) is not None
+    assert (found := await asyncio.to_thread(dead_letter)) is not None
     assert found.traceback == shown["traceback"]
 
 
@@ -126,7 +126,7 @@ async def test_a_dead_letter_is_dropped_for_good(api: Api) -> None:
     assert (await api.delete("/v1/dead/a")).status == 404
 
 
-async def test_many_letters_are_replayed_and_dropped_by_filter(api: Api) -> None:
+async def test_many_dead_letters_are_replayed_and_dropped_by_filter(api: Api) -> None:
     await kill(api, *(f"n{n}" for n in range(6)))
     assert (await api.post("/v1/dead:replay", {})).problem == "invalid"
     assert (await api.post("/v1/dead:drop", {})).problem == "invalid"
@@ -155,13 +155,15 @@ async def test_a_replay_that_takes_many_requests_ends_though_all_die_again(
         summary = await asyncio.to_thread(replay)
     assert summary.replayed == 60
     for _ in range(1200):
-        letters = (await api.client.dead.list(limit=100)).letters
-        if len(letters) == 60 and min(one.died_ms for one in letters) > max(one.died_ms for one in before.letters):
+        dead_letters = (await api.client.dead.list(limit=100)).letters
+        if len(dead_letters) == 60 and min(one.died_ms for one in dead_letters) > max(
+            one.died_ms for one in before.letters
+        ):
             break
         await asyncio.sleep(0.05)
     else:
         raise AssertionError("not all of them were delivered once more")
-    died_ms = [one.died_ms for one in letters]
+    died_ms = [one.died_ms for one in dead_letters]
     assert max(died_ms) - min(died_ms) > 2_500, "requests that follow one another keep the rate together"
 
 

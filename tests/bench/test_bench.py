@@ -162,7 +162,7 @@ def test_every_number_once_is_sound() -> None:
     assert (verdict.lost, verdict.duplicated, verdict.early) == (0, 0, 0)
 
 
-def test_what_did_not_come_is_lost_and_what_came_again_is_duplicated() -> None:
+def test_missing_tasks_are_lost_and_repeated_ones_duplicated() -> None:
     load = _load(4)
     verdict = judge(load, [(_late_enough(load), _block(load, 0, 0, 0, 1))])
     assert (verdict.lost, verdict.duplicated) == (2, 2)

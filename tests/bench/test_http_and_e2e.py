@@ -24,7 +24,7 @@ def test_the_api_is_measured_beside_a_bare_application() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_whole_road_is_measured_and_nothing_is_missing(kafka: Broker) -> None:
+def test_the_whole_path_is_measured_and_nothing_is_missing(kafka: Broker) -> None:
     assert_whole(bench("e2e", "--seconds", "1", "--rate", "1000", "--kafka", kafka.url))
 
 

@@ -21,7 +21,7 @@ def at_ns(late_ms: float) -> int:
 # -- judging -----------------------------------------------------------------------------------------------
 
 
-def test_what_did_not_run_is_lost_what_ran_again_is_duplicated_what_ran_too_soon_is_early() -> None:
+def test_missing_runs_are_lost_repeated_ones_duplicated_and_premature_ones_early() -> None:
     times = {0: [at_ns(5)], 1: [at_ns(-0.001)], 2: [at_ns(9), at_ns(7)]}
     verdict = judge(times, ((number, DUE_MS) for number in range(4)))
     assert (verdict.lost, verdict.duplicated, verdict.early) == (1, 1, 1)
@@ -36,7 +36,7 @@ def test_lateness_is_that_of_the_first_run_of_each_task() -> None:
     assert verdict.duplicated == 100
 
 
-def test_of_nothing_there_is_no_lateness() -> None:
+def test_no_tasks_have_no_lateness() -> None:
     verdict = judge({}, [(0, DUE_MS)])
     assert (verdict.lost, verdict.late_by(0.5), verdict.seconds) == (1, None, 0)
 
@@ -83,14 +83,14 @@ class Remembers:
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[int], float]] = []
 
-    def schedule(self, first: int, dues_ms: list[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: list[int]) -> None:
         self.calls.append((first, dues_ms, time.time() * 1000))
 
 
 def test_a_steady_load_is_scheduled_in_order_and_each_task_no_sooner_than_its_lead() -> None:
     peer = Remembers()
     due_ms = round(time.time() * 1000) + 60
-    order = {"first": 10, "tasks": 50, "rate": 1000, "due_ms": due_ms, "lead_ms": 50}
+    order = {"way": "one_by_one", "first": 10, "tasks": 50, "rate": 1000, "due_ms": due_ms, "lead_ms": 50}
     answer = other_side.steady(peer, order)
     dues = [due for _, dues_ms, _ in peer.calls for due in dues_ms]
     assert dues == [due_ms + number for number in range(50)]
@@ -101,7 +101,7 @@ def test_a_steady_load_is_scheduled_in_order_and_each_task_no_sooner_than_its_le
 
 def test_tasks_that_are_due_at_one_moment_are_scheduled_in_one_call() -> None:
     peer = Remembers()
-    assert other_side.at_once(peer, {"first": 3, "tasks": 4, "due_ms": DUE_MS})["seconds"] >= 0
+    assert other_side.at_once(peer, {"way": "one_by_one", "first": 3, "tasks": 4, "due_ms": DUE_MS})["seconds"] >= 0
     assert [(first, dues_ms) for first, dues_ms, _ in peer.calls] == [(3, [DUE_MS] * 4)]
 
 
@@ -110,7 +110,11 @@ def test_each_peer_is_a_file_with_the_same_class_and_the_name_of_its_distributio
     for name in (OURSELVES, *PEERS):
         text = (folder / f"{name}.py").read_text()
         assert f'DISTRIBUTION: Final = "{name}"' in text
-        for line in ("class Peer:", "def schedule(self, first: int, dues_ms: Sequence[int]) -> None:", "def consume("):
+        for line in (
+            "class Peer:",
+            "def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:",
+            "def consume(",
+        ):
             assert line in text, (name, line)
 
 

@@ -19,7 +19,9 @@ SUPPORT = ROOT / "tests" / "support"
 FIGURES = {
     "peer",
     "version",
-    "schedule_per_s",
+    "one_by_one_per_s",
+    "at_once_per_s",
+    "in_bulk_per_s",
     "bytes_per_pending_task",
     "drain_per_s",
     "p50_ms",
@@ -49,7 +51,7 @@ def assert_full(row: dict[str, Any], name: str) -> None:
     assert row["peer"] == name
     assert row["version"]
     assert (row["lost"], row["duplicated"]) == (0, 0)
-    assert min(row["schedule_per_s"], row["bytes_per_pending_task"], row["drain_per_s"]) > 0
+    assert min(row["one_by_one_per_s"], row["bytes_per_pending_task"], row["drain_per_s"]) > 0
     assert row["p50_ms"] <= row["p99_ms"]
 
 
@@ -61,6 +63,10 @@ async def test_a_sound_peer_is_measured() -> None:
     assert row.p50_ms >= 0
     assert row.bytes_per_pending_task is not None
     assert row.bytes_per_pending_task > 0
+    assert row.at_once_per_s is None
+    assert row.one_by_one_per_s is not None
+    assert row.in_bulk_per_s is not None
+    assert row.in_bulk_per_s > row.one_by_one_per_s > 0
 
 
 async def test_early_and_repeated_runs_are_seen() -> None:

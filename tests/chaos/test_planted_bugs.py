@@ -28,7 +28,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "rollback-not-noticed": ("failover-loses-a-commit", "lost"),
     "early-check-off": ("clock-an-hour-ahead", "early"),
     "client-clock": ("clock-an-hour-ahead", "early"),
-    "no-incarnation-check": ("lane-in-a-slice-made-anew", "lane"),
+    "no-incarnation-check": ("lane-in-a-recreated-slice", "lane"),
     "header-not-proven": ("failover-loses-a-put", "lost"),
     "cancelled-bits-not-returned": ("cancel-before-begin", "cancelled"),
     "lanes-begin-without-more": ("unread-row-in-a-lane", "lane"),
@@ -52,7 +52,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     # drop
     "drop-without-done-check": ("late-put-before-the-drop", "lost"),
     "drop-by-count-only": ("late-put-before-the-drop", "lost"),
-    "drop-of-a-slice-made-anew": ("slice-made-anew-is-dropped", "lost"),
+    "drop-of-a-recreated-slice": ("recreated-slice-is-dropped", "lost"),
     "drop-without-grace": ("late-copy-of-a-put", "repeated"),
     # cancel, replace
     "cancel-after-begin": ("cancel-in-flight", "cancelled"),
@@ -80,7 +80,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "copies-not-recognised": ("put-whose-reply-is-lost", "repeated"),
     "known-id-put-again": ("repeated-request", "repeated"),
     # reading and lanes
-    "old-cursor-on-a-slice-made-anew": ("slice-made-anew", "lost"),
+    "old-cursor-on-a-recreated-slice": ("recreated-slice", "lost"),
     "nothing-read-again-after-a-reconnect": ("failover-nobody-hears-of", "late"),
     "lane-order-ignored": ("lane-under-way", "lane"),
     "failing-head-lets-others-pass": ("failing-head-of-a-lane", "lane"),

@@ -61,7 +61,7 @@ async def test_the_table_marks_the_leader(server: Server, nodes: list[Node]) -> 
     assert "8 partitions, plan" in lines[-1]
 
 
-async def test_with_nobody_there_it_says_so_and_how_to_start_one(server: Server) -> None:
+async def test_without_a_node_status_fails_and_says_how_to_start_one(server: Server) -> None:
     server.call("FLUSHALL")
     result = await status(server)
     assert result.exit_code == 1, "partitions without an owner are a failure for a script that asks"
@@ -69,7 +69,7 @@ async def test_with_nobody_there_it_says_so_and_how_to_start_one(server: Server)
     assert "no node is running; start one: mainspring serve" in result.stdout
 
 
-async def test_watch_goes_on_until_it_is_interrupted(server: Server, nodes: list[Node]) -> None:
+async def test_watch_repeats_until_it_is_interrupted(server: Server, nodes: list[Node]) -> None:
     words = ["-m", "mainspring", "cluster", "status", "--watch", "--json", "--redis-url", server.url]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

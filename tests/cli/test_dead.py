@@ -23,7 +23,7 @@ from tests.support.terminal import shown_by
 
 @pytest.fixture
 async def ticker(server: Server) -> AsyncIterator[Ticker]:
-    """Three letters of a minute ago, on a clock that commands share: t0 and t2 of log:, t1 of kafka:a in lane l."""
+    """Three dead letters of a minute ago, on a clock that commands share: t0, t2 of log:, t1 of kafka:a in lane l."""
     server.call("FLUSHALL")
     clock = ManualClock(int(time.time() * 1000) - 60_000)
     async with Ticker(server.url, namespace="main", partitions=4, clock=clock) as opened:
@@ -107,7 +107,7 @@ async def test_replay_with_a_rate_and_a_conflict(server: Server, ticker: Ticker)
     assert "t0: conflict: a task with this id is pending or under way" in result.stderr
 
 
-async def test_what_is_to_be_replayed_or_dropped_has_to_be_said(server: Server, ticker: Ticker) -> None:
+async def test_replay_and_drop_need_ids_or_filters(server: Server, ticker: Ticker) -> None:
     for words in (
         ["replay"],
         ["drop"],
@@ -133,13 +133,13 @@ async def test_drop_needs_a_yes(server: Server, ticker: Ticker) -> None:
 async def test_an_export_goes_to_a_file_or_to_standard_output(server: Server, ticker: Ticker, tmp_path: Path) -> None:
     result = await call(server, "export")
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["t0", "t1", "t2"]
-    file = tmp_path / "letters.jsonl"
+    file = tmp_path / "dead-letters.jsonl"
     written = await call(server, "export", "--lane", "l", "-o", str(file))
-    assert "1 letters written" in written.stderr
+    assert "1 dead letters written" in written.stderr
     assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["t1"]
 
 
-async def test_a_damaged_letter_shows_its_bytes(server: Server, ticker: Ticker) -> None:
+async def test_a_damaged_dead_letter_shows_its_bytes(server: Server, ticker: Ticker) -> None:
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"
     address = address_of((await ticker.client.put("log:", "x", after="1s")).id)
     keys = ticker.store.keys.partitions[address.partition]
@@ -192,12 +192,12 @@ async def test_the_synchronous_client_has_the_same_calls(server: Server, ticker:
 
 
 BARS = {
-    "replay of all": (("replay", "--all", "--in", "1h"), "3 of 3 letters"),
-    "replay by id": (("replay", "t0", "t2", "--in", "1h"), "2 of 2 letters"),
-    "drop of what died lately": (("drop", "--died-after", "2020-01-01T00:00:00Z", "--yes"), "3 of 3 letters"),
-    "drop by id": (("drop", "t0", "--yes"), "1 of 1 letters"),
-    "drop by content": (("drop", "--target", "log:", "--yes"), "2 letters"),
-    "export": (("export",), "3 of 3 letters"),
+    "replay of all": (("replay", "--all", "--in", "1h"), "3 of 3 dead letters"),
+    "replay by id": (("replay", "t0", "t2", "--in", "1h"), "2 of 2 dead letters"),
+    "drop of what died lately": (("drop", "--died-after", "2020-01-01T00:00:00Z", "--yes"), "3 of 3 dead letters"),
+    "drop by id": (("drop", "t0", "--yes"), "1 of 1 dead letters"),
+    "drop by content": (("drop", "--target", "log:", "--yes"), "2 dead letters"),
+    "export": (("export",), "3 of 3 dead letters"),
 }
 
 
@@ -218,14 +218,14 @@ async def test_for_programs_no_bar_is_drawn(server: Server, ticker: Ticker) -> N
     assert (piped.exit_code, piped.stderr) == (0, "")
 
 
-async def test_an_id_without_a_letter_is_named_below_the_bar(server: Server, ticker: Ticker) -> None:
+async def test_an_id_without_a_dead_letter_is_named_below_the_bar(server: Server, ticker: Ticker) -> None:
     where = ("--redis-url", server.url)
     code, printed, sent = await asyncio.to_thread(shown_by, "dead", "drop", "nobody", "t0", "--yes", *where)
     assert (code, printed) == (1, "1 dropped\n")
     assert sent.endswith("\r\x1b[Knobody: there is no dead letter with this id\r\n")
 
 
-async def test_letters_are_counted_without_being_read(ticker: Ticker) -> None:
+async def test_dead_letters_are_counted_without_being_read(ticker: Ticker) -> None:
     client = ticker.client
     first, *_ = sorted(one.died_ms for one in (await client.dead.list()).letters)
     assert await client.dead.count() == 3

@@ -1,6 +1,7 @@
 """The help of every command has examples that work, and a bar is drawn for people only."""
 
 import io
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ PROMISED = (
     *(f"lane {name}" for name in ("list", "show", "retry-head", "skip-head", "resume")),
     *(f"dead {name}" for name in ("list", "show", "replay", "drop")),
     *(f"key {name}" for name in ("add", "list", "revoke")),
+    *(f"run {name}" for name in ("list", "show", "log", "stats")),
     "cluster status",
 )  # fmt: skip
 """The commands whose names are promised to people."""
@@ -42,6 +44,12 @@ def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(one, f"{name} {below}")
 
 
+def every(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for below, one in getattr(command, "commands", {}).items():
+        yield from every(one, f"{name} {below}".strip())
+
+
 def lines() -> list[tuple[str, str]]:
     return [(name, line) for name, some in EXAMPLES.items() for line in some]
 
@@ -50,13 +58,29 @@ def lines() -> list[tuple[str, str]]:
 def test_a_promised_command_has_examples(name: str) -> None:
     command, rest = find(name.split())
     assert not rest
-    assert "Examples:" in command.get_help(command.make_context(name, [], resilient_parsing=True))
+    assert "Examples:" in help_of(command, name)
 
 
-@pytest.mark.parametrize("name", [name for name in _COMMANDS if name != "bench"])
-def test_every_command_says_what_it_does(name: str) -> None:
+def help_of(command: Any, name: str) -> str:
+    text: str = command.get_help(command.make_context(name, [], resilient_parsing=True, terminal_width=80))
+    return text
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_says_what_it_does_with_an_example(name: str) -> None:
     for full, command in leaves(find([name])[0], name):
         assert command.help, full
+        assert "Examples:" in help_of(command, full), full
+
+
+@pytest.mark.parametrize("name", ["", *_COMMANDS])
+def test_help_looks_alike_and_neither_cuts_nor_leaves_80_columns(name: str) -> None:
+    for full, command in every(find([name])[0] if name else ROOT, name):
+        # An example may be wider: people copy it whole.
+        shown = help_of(command, full).partition("Examples:")[0].splitlines()
+        assert shown[0].startswith("Usage: "), full
+        assert [line for line in shown if len(line) > 80] == [], full
+        assert [line for line in shown[1:] if line.endswith("...")] == [], full
 
 
 @pytest.mark.parametrize(("name", "line"), lines(), ids=[line for _, line in lines()])
@@ -68,6 +92,14 @@ def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
     assert words[1 : len(words) - len(rest)] == name.split()
     given = command.make_context(name, list(rest)).params  # raises for an unknown option or a missing argument
     assert given or not rest
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_fit_a_terminal_of_80_columns(name: str) -> None:
+    command, _ = find(name.split())
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True)).partition("Examples:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.sub(r" \\\n +", " ", shown).split("\n")[2:] == [f"    {line}" for line in EXAMPLES[name]]
 
 
 OLD = [
@@ -118,15 +150,15 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
 
 
 def test_without_a_total_a_bar_counts_and_one_that_was_too_small_grows() -> None:
-    for total, shown in ((None, "7 letters"), (3, "7 of 7 letters")):
+    for total, shown in ((None, "7 dead letters"), (3, "7 of 7 dead letters")):
         terminal = Terminal()
-        with ProgressBar("letters", terminal) as bar:
+        with ProgressBar("dead letters", terminal) as bar:
             bar(7, total)
         assert shown in terminal.getvalue()
 
 
 def test_a_bar_that_is_not_wanted_is_not_drawn() -> None:
     terminal = Terminal()
-    with ProgressBar("letters", terminal, shown=False) as bar:
+    with ProgressBar("dead letters", terminal, shown=False) as bar:
         bar(1, 1)
     assert terminal.getvalue() == ""

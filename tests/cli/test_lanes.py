@@ -67,7 +67,7 @@ async def call(app: Typer, server: Server, *words: str) -> Result:
     return await asyncio.to_thread(lambda: CliRunner().invoke(app, [*words, "--redis-url", server.url]))
 
 
-async def test_lanes_that_stand_still_are_listed_and_shown(server: Server, ticker: Ticker) -> None:
+async def test_stalled_lanes_are_listed_and_shown(server: Server, ticker: Ticker) -> None:
     listed = await call(lane, server, "list")
     assert cells(listed) == [
         ["LANE", "STATE", "SINCE", "BEHIND", "REASON"],
@@ -81,7 +81,9 @@ async def test_lanes_that_stand_still_are_listed_and_shown(server: Server, ticke
     assert (await call(lane, server, "show", "b")).output.startswith("b: flowing")
 
 
-async def test_what_waits_where_it_was_put_is_not_told_as_nothing(server: Server, blocked: Ticker) -> None:
+async def test_a_lane_whose_tasks_wait_where_they_were_put_shows_an_unknown_number(
+    server: Server, blocked: Ticker
+) -> None:
     assert cells(await call(lane, server, "list"))[1] == ["a", "retrying", ANY, "?", "head h, attempt 1: busy"]
     assert (await call(lane, server, "show", "a")).output.startswith("a: retrying, some or no tasks behind\n")
     assert json.loads((await call(lane, server, "show", "a", "--json")).output)["behind"] is None
@@ -89,7 +91,7 @@ async def test_what_waits_where_it_was_put_is_not_told_as_nothing(server: Server
 
 
 @pytest.mark.parametrize("word", ["resume", "retry-head"])
-async def test_a_parked_lane_goes_on(server: Server, ticker: Ticker, word: str) -> None:
+async def test_a_parked_lane_is_resumed(server: Server, ticker: Ticker, word: str) -> None:
     assert (await call(lane, server, word, "a")).output == "a: done\n"
     ticker.clock.set(int(time.time() * 1000) + 1_000)
     assert [one.value() for one in await ticker.turn()] == [0, 2, 3]
@@ -104,9 +106,9 @@ async def test_a_head_is_skipped_with_a_reason(server: Server, ticker: Ticker) -
     assert json.loads(done.output) == {"lane": "a", "answer": "ok"}
     ticker.clock.set(int(time.time() * 1000) + 1_000)
     assert [one.value() for one in await ticker.turn()] == [2, 3]
-    letter = await ticker.client.dead_get("h")
-    assert letter is not None
-    assert letter.reason == "broken order"
+    dead_letter = await ticker.client.dead_get("h")
+    assert dead_letter is not None
+    assert dead_letter.reason == "broken order"
 
 
 async def test_pause_list_and_resume(server: Server, ticker: Ticker) -> None:

@@ -27,7 +27,7 @@ def test_a_line_about_a_task_has_its_id_in_a_field() -> None:
 
 
 @pytest.mark.parametrize("lines", [HumanLines(), JsonLines()])
-def test_what_a_receiver_said_cannot_forge_a_line(lines: logging.Formatter) -> None:
+def test_text_of_a_receiver_cannot_forge_a_log_line(lines: logging.Formatter) -> None:
     text = lines.format(_record("it said: %s", "no\r\n12:00:00 error all tasks are lost"))
     assert "\n" not in text
     assert "\r" not in text

@@ -35,9 +35,7 @@ def wait_for(id: str, wait: str, url: str) -> "asyncio.Task[Result]":
 
 @pytest.mark.parametrize("begins", ["before the outage", "in the outage"])
 @pytest.mark.parametrize("road", ["server", "api"])
-async def test_whoever_waits_for_a_result_waits_through_an_outage(
-    api: Api, server: Server, road: str, begins: str
-) -> None:
+async def test_waiting_for_a_result_outlasts_an_outage(api: Api, server: Server, road: str, begins: str) -> None:
     await api.client.put("null:", after="1h", id="order")
     scheme, far = ("redis", server.port) if road == "server" else ("http", urlsplit(api.url).port)
     assert far is not None
@@ -56,7 +54,7 @@ async def test_whoever_waits_for_a_result_waits_through_an_outage(
     assert "cancelled" in ended.stdout
 
 
-async def test_when_the_time_is_over_the_outage_is_told(api: Api) -> None:
+async def test_when_the_time_is_over_the_outage_is_reported(api: Api) -> None:
     port = urlsplit(api.url).port
     assert port is not None
     async with relaying(port) as (relay, at):
@@ -65,7 +63,7 @@ async def test_when_the_time_is_over_the_outage_is_told(api: Api) -> None:
     assert isinstance(ended.exception, Unavailable)
 
 
-async def test_a_node_whose_own_server_is_away_is_unavailable_to_commands(server: Server) -> None:
+async def test_a_node_whose_own_server_is_unavailable_is_unavailable_to_commands(server: Server) -> None:
     server.call("FLUSHALL")
     async with relaying(server.port) as (relay, at):
         config = Config(redis_url=f"redis://127.0.0.1:{at}", port=0, partitions=4)

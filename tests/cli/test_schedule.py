@@ -64,7 +64,7 @@ def told(server: Server, *words: str) -> dict[str, object]:
     return answer
 
 
-def test_a_revision_has_who_typed_the_command(
+def test_a_revision_names_the_user_of_the_command(
     server: Server, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ann")
@@ -187,7 +187,7 @@ def test_a_file_that_could_not_work_is_refused_in_a_dry_run_too_and_nothing_of_i
     assert [view.name for view in client.schedules.all()] == ["laned"]
 
 
-def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: SyncClient) -> None:
+def test_mistakes_are_reported_and_nothing_is_written(server: Server, client: SyncClient) -> None:
     wrong = call(server, "add", "job", "--cron", "0 25 * * *", "--target", "log:")
     assert isinstance(wrong.exception, InvalidInput)
     assert "hour" in str(wrong.exception)
@@ -222,7 +222,7 @@ def test_the_sum_is_shown_for_retries_and_timeouts_that_the_settings_say(
     assert "worst case  1,000 ms + 2,000 ms + 4,000 ms" in call(server, "show", "job").stdout, "nobody else says so"
 
 
-def test_what_is_written_is_warned_of_by_the_policy_of_the_settings_too(
+def test_a_written_schedule_is_checked_by_the_settings_policy_too(
     server: Server, client: SyncClient, tmp_path: Path
 ) -> None:
     said = "warning: job: one run may take 6 x 70,000 ms + 1,000 ms + 2,000 ms"
@@ -315,7 +315,7 @@ def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, clien
     assert result.exit_code == 0
 
 
-def test_lint_counts_the_timeouts_and_retries_that_nobody_has_set(server: Server, client: SyncClient) -> None:
+def test_lint_counts_default_timeouts_and_retries(server: Server, client: SyncClient) -> None:
     client.schedules.add("hook", every="30s", target="https://example.com/", retry="2 base=0.2s", overlap="buffer_one")
     assert "may take 2 x 15,000 ms + 200 ms = 30,200 ms" in call(server, "lint", "hook").stdout
     client.schedules.add("plain", every="10s", target="https://example.com/")
@@ -376,7 +376,7 @@ def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: P
     assert (view.definition.zone, view.definition.target) == ("Europe/Rome", "command:backup")
 
 
-def test_files_that_cannot_be_read_or_written_are_told_in_a_line(server: Server, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_written_are_reported_in_one_line(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "crontab"
     file.write_bytes("0 3 * * * /bin/café\n".encode("latin-1"))
     assert f"{file} is not UTF-8" in str(call(server, "import", str(file)).exception)
@@ -451,7 +451,9 @@ async def test_a_watched_file_is_applied_when_it_changes(watched: Watched, caplo
         "every = '1m'\ntarget = 'nowhere:x'",
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_the_schedule_that_has_it(server: Server, tmp_path: Path, table: str) -> None:
+def test_a_mistake_in_a_file_is_reported_with_the_schedule_that_has_it(
+    server: Server, tmp_path: Path, table: str
+) -> None:
     server.call("FLUSHALL")
     file = tmp_path / "many.toml"
     file.write_text(f"{FILE}\n[schedules.report]\n{table}\n", encoding="utf-8")
@@ -546,9 +548,7 @@ async def test_a_watched_file_without_schedules_removes_none_unless_it_says_so(
     assert await watched.names() == []
 
 
-async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_secrets_are_not_in_the_log_of_a_watched_file(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.schedules.timezone = "Asia/Tokyo"
     changed = FILE.replace("a = 1", "a = 'hunter2'").replace("com/ping", "com/ping?key=hunter2")
     with caplog.at_level(logging.INFO):
@@ -561,7 +561,7 @@ async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
     assert "hunter2" not in caplog.text
 
 
-async def test_what_a_nodes_file_changes_is_in_the_audit_trail(server: Server, tmp_path: Path) -> None:
+async def test_changes_by_a_nodes_file_are_in_the_audit_trail(server: Server, tmp_path: Path) -> None:
     server.call("FLUSHALL")
     file = tmp_path / "filed.toml"
     file.write_text("[schedules.job]\nevery = '1h'\ntarget = 'https://h/?key=hunter2'\npayload = 'hunter2'\n")

@@ -83,7 +83,7 @@ def test_an_embedded_server_that_is_killed_is_brought_back(serve: Callable[..., 
     assert node.end() == 0
 
 
-def test_a_server_that_is_away_means_503_until_it_is_back(serve: Callable[..., Serve]) -> None:
+def test_an_unavailable_server_means_503_until_it_is_back(serve: Callable[..., Serve]) -> None:
     # Written before it is answered: else a killed server may have what is accepted only in its memory.
     with standalone(aof=True, extra_config={"appendfsync": "always"}) as server:
         node = serve("--redis-url", server.url, "--lease", "1s")
@@ -233,7 +233,7 @@ def test_a_hangup_stops_the_node_cleanly(serve: Callable[..., Serve]) -> None:
     assert is_gone(server_pid)
 
 
-def test_output_that_nobody_reads_any_more_does_not_end_the_node(serve: Callable[..., Serve], tmp_path: Path) -> None:
+def test_a_closed_output_does_not_end_the_node(serve: Callable[..., Serve], tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     node = serve(stdout=write_fd)
     os.close(write_fd)

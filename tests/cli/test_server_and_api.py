@@ -118,7 +118,7 @@ async def test_over_an_api_the_namespace_of_its_node_is_meant_unless_one_is_give
     ["task list", "task get a", "task explain a", "task result a", "task cancel a", "dead show a", "dead replay a",
      "dead drop a --yes", "schedule show a", "resume --queue a"],
 )  # fmt: skip
-async def test_over_an_api_a_misspelt_namespace_is_told_and_not_taken_for_an_unknown_task(
+async def test_over_an_api_a_misspelt_namespace_is_not_mistaken_for_an_unknown_task(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,7 +218,7 @@ async def test_how_a_task_ended_is_shown_while_that_is_kept(say: Say) -> None:
     assert "there is no task 'nobody'" in str((await say("task", "result", "nobody", code=1)).exception)
 
 
-async def test_pages_of_tasks_go_on_where_they_ended(say: Say) -> None:
+async def test_pages_of_tasks_continue_where_they_ended(say: Say) -> None:
     for n in range(3):
         await say("task", "put", str(n), "--in", f"{n + 1}h")
     first = await told(say, "task", "list", "--limit", "2")
@@ -284,7 +284,7 @@ async def test_workers_and_the_queues_that_they_serve_are_listed(say: Say, api: 
     assert "did you mean mail?" in (await say("task", "explain", "typo")).stdout
 
 
-async def test_what_is_wrong_is_an_error_in_the_same_words(say: Say) -> None:
+async def test_mistakes_are_errors_in_the_same_words(say: Say) -> None:
     assert isinstance((await say("task", "put", "--in", "1 parsec", code=1)).exception, ValueError)
     assert "no known scheme" in str((await say("task", "put", "--target", "nowhere:", code=1)).exception)
     await say("task", "put", "--id", "one", "--in", "1h")
@@ -303,16 +303,20 @@ async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, t
         return len((await told(say, "dead", "list"))["letters"]) == 3
 
     await until(all_died)
-    letter = await told(say, "dead", "show", "d0")
-    assert (letter["reason"], letter["payload"], letter["attempts"]) == ("the receiver said no", "die", 1)
-    assert letter["idempotency_key"].startswith("main/d0/")
+    dead_letter = await told(say, "dead", "show", "d0")
+    assert (dead_letter["reason"], dead_letter["payload"], dead_letter["attempts"]) == (
+        "the receiver said no",
+        "die",
+        1,
+    )
+    assert dead_letter["idempotency_key"].startswith("main/d0/")
     assert "no dead letter" in (await say("dead", "show", "d9", code=1)).stderr
-    file = tmp_path / "letters.ndjson"
+    file = tmp_path / "dead-letters.ndjson"
     await say("dead", "export", "-o", str(file))
     exported = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(one["id"] for one in exported) == ["d0", "d1", "d2"]
     assert [one["died_ms"] for one in exported] == sorted(one["died_ms"] for one in exported)
-    assert letter in exported
+    assert dead_letter in exported
     assert (await told(say, "dead", "replay", "--all", "--dry-run"))["replayed"] == 3
     assert (await told(say, "dead", "replay", "d0", "d9", "--in", "1h", code=1))["gone"] == 1
     assert (await told(say, "task", "get", "d0"))["state"] == "pending"
@@ -582,7 +586,7 @@ async def test_keys_are_made_listed_and_revoked(say: Say, api: Api, monkeypatch:
     assert made["key"] not in json.dumps(trail)
 
 
-async def test_a_doctor_finds_the_same_on_both_roads(say: Say) -> None:
+async def test_doctor_finds_the_same_directly_and_over_the_api(say: Say) -> None:
     rows = {row["name"]: row for row in await told(say, "doctor")}
     servers = {"version", "role", "eviction", "persistence", "clock", "latency", "memory", "rights"}
     assert servers | {"data", "orphans", "nodes", "open files"} <= set(rows)
@@ -639,7 +643,7 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
     assert "canary" not in json.dumps(changes)
 
 
-async def test_the_trail_says_the_same_on_both_roads(say: Say) -> None:
+async def test_the_trail_says_the_same_directly_and_over_the_api(say: Say) -> None:
     put = ("task", "put", "--id", "t", "--target")
     await say(*put, "log:", "--in", "2h")
     await say(*put, "log:", "--in", "3h")

@@ -64,7 +64,7 @@ def test_a_command_that_needs_a_server_imports_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("line", ["--help", "task put --help", "config show", "acl --help", "nonsense"])
-def test_what_is_piped_has_no_colours(line: str) -> None:
+def test_piped_output_has_no_colours(line: str) -> None:
     command = [sys.executable, "-m", "mainspring", *line.split()]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert told.stdout + told.stderr
@@ -109,7 +109,7 @@ def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
         ("task list --data-dir=", "Invalid value for '--data-dir': it is empty"),
     ],
 )
-def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str) -> None:
+def test_a_wrong_value_is_reported_in_the_words_of_the_library(line: str, words: str) -> None:
     command = [sys.executable, "-m", "mainspring", *line.split()]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert told.returncode == 2
@@ -119,7 +119,7 @@ def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str
 @pytest.mark.parametrize(
     "line", ["task --help", "lane --help", "dead --help", "cluster --help", "key --help", "audit -h"]
 )
-def test_who_asks_for_help_needs_no_settings(line: str) -> None:
+def test_help_needs_no_settings(line: str) -> None:
     assert _modules(*line.split()).isdisjoint({"mainspring.config.config", "mainspring.config.settings"})
 
 
@@ -156,7 +156,7 @@ def test_an_output_that_cannot_be_written_is_a_failure(unbuffered: str) -> None:
 @no_full
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_one_that_fails_before_all_of_it_is_printed_is_told_in_the_same_way(
+def test_a_failure_before_all_output_is_printed_is_reported_in_the_same_way(
     tmp_path: Path, unbuffered: str, options: tuple[str, ...]
 ) -> None:
     """It is larger than any buffer, so the disk is full in the middle of it."""

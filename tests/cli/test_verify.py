@@ -47,7 +47,7 @@ def test_a_namespace_in_order_is_proven_so_in_three_lines(mainspring_server: Ser
     assert lines[2:] == ["the counters balance, nothing is orphaned"]
 
 
-def test_findings_are_told_repaired_on_request_and_counted_by_the_exit_code(
+def test_findings_are_reported_repaired_on_request_and_counted_by_the_exit_code(
     mainspring_server: Server, mainspring_namespace: str
 ) -> None:
     fill(mainspring_server.url, mainspring_namespace)

@@ -101,7 +101,7 @@ async def test_something_that_is_no_task_is_refused(client: Client, store: Store
     assert (await balance(store)).accepted == 0
 
 
-async def test_a_progress_that_cannot_be_called_is_told_before_anything_is_written(
+async def test_a_progress_that_cannot_be_called_is_refused_before_anything_is_written(
     client: Client, store: Store
 ) -> None:
     wrong: Any = 5
@@ -157,7 +157,7 @@ async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, sto
         (lambda client: client.lane_skip_head("l", reason=5), "reason is a int"),
     ],
 )
-async def test_wrong_types_of_other_calls_are_told_too(
+async def test_wrong_types_of_other_calls_are_refused_too(
     client: Client, call: Callable[[Any], Awaitable[Any]], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
@@ -167,7 +167,7 @@ async def test_wrong_types_of_other_calls_are_told_too(
 @pytest.mark.parametrize(
     "option", [{"wait_s": "5"}, {"wait_s": -1}, {"max_payload_bytes": "1"}, {"options": 5}, {"clock": 5}]
 )
-def test_wrong_options_of_a_client_are_told_where_it_is_made(option: dict[str, Any]) -> None:
+def test_wrong_options_of_a_client_are_refused_where_it_is_made(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(option))):
         Client(**option)
 
@@ -183,7 +183,7 @@ def test_wrong_options_of_a_client_are_told_where_it_is_made(option: dict[str, A
         {"expires": "3600s"},
     ],
 )  # fmt: skip
-async def test_what_is_just_within_the_limits_is_taken(client: Client, arguments: dict[str, Any]) -> None:
+async def test_values_just_within_the_limits_are_accepted(client: Client, arguments: dict[str, Any]) -> None:
     call = {"target": "log:", **arguments}
     handle = await client.put(call.pop("target"), call.pop("payload", None), **call)
     assert (await client.get(handle.id, lane=arguments.get("lane"))).state == "pending"

@@ -56,12 +56,12 @@ async def test_payloads_that_grow_on_the_way_are_noticed() -> None:
     assert sum(map(len, found)) == len(given)
 
 
-async def test_a_payload_that_cannot_be_stored_is_left_to_those_who_encode_it() -> None:
+async def test_a_payload_of_unknown_size_does_not_end_a_batch() -> None:
     given = tasks([{1, 2}, object(), float("nan")])
     assert [batch async for batch in batches(given)] == [given]
 
 
-async def test_what_is_no_task_is_refused_and_what_came_before_is_given() -> None:
+async def test_an_item_that_is_no_task_is_refused_after_the_tasks_before_it() -> None:
     given = batches([*tasks(range(BATCH)), 5])  # type: ignore[list-item]
     assert len(await anext(given)) == BATCH
     with pytest.raises(InvalidInput, match="takes Task objects; this is a int"):

@@ -58,7 +58,7 @@ async def pages(client: Client, **options: Any) -> list[list[DeadLetter]]:
 
 
 async def ids(client: Client, **options: Any) -> list[str]:
-    return [letter.id for letters in await pages(client, **options) for letter in letters]
+    return [dead_letter.id for dead_letters in await pages(client, **options) for dead_letter in dead_letters]
 
 
 async def even(store: Store) -> None:
@@ -87,7 +87,7 @@ async def test_dead_letters_past_their_age_are_dropped_by_the_owner(
     await buried(ticker, "young")
     await ticker.engine.sweeper.step()
     assert await ids(ticker.client) == ["young"]
-    assert ticker.engine.sweeper.letters_dropped == {"age": 2, "number": 0}
+    assert ticker.engine.sweeper.dead_letters_dropped == {"age": 2, "number": 0}
     assert "dropped the oldest dead letters: 2 older than dead_letters_max_age, 0 beyond" in caplog.text
     await even(store)
     assert (await balance(store)).dead == 3, "it counts deaths"
@@ -101,7 +101,7 @@ async def test_beyond_the_number_the_oldest_dead_letters_are_dropped(
     await buried(ticker, "a", "b", "c", "d")
     await ticker.engine.sweeper.step()
     assert await ids(ticker.client) == ["d", "c"]
-    assert ticker.engine.sweeper.letters_dropped == {"age": 0, "number": 2}
+    assert ticker.engine.sweeper.dead_letters_dropped == {"age": 0, "number": 2}
     assert "0 older than dead_letters_max_age, 2 beyond dead_letters_max" in caplog.text
     await even(store)
 
@@ -131,7 +131,7 @@ async def test_without_limits_dead_letters_stay(tickers: Tickers) -> None:
 # -- looking -----------------------------------------------------------------------------------------------------
 
 
-async def test_letters_are_listed_the_newest_first_each_once(dying: Ticker) -> None:
+async def test_dead_letters_are_listed_newest_first_each_once(dying: Ticker) -> None:
     for n in range(40):
         await dying.client.put("log:", n, id=f"t{n:02}", after=f"{n}s")
     await dying.advance(minutes=1)
@@ -141,7 +141,7 @@ async def test_letters_are_listed_the_newest_first_each_once(dying: Ticker) -> N
 
 
 @pytest.mark.parametrize("limit", [1, 9, 100])
-async def test_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dying: Ticker, limit: int) -> None:
+async def test_dead_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dying: Ticker, limit: int) -> None:
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(150))
     await dying.advance(seconds=1)
     shown = await ids(dying.client, limit=limit)
@@ -149,15 +149,15 @@ async def test_letters_of_one_millisecond_are_neither_skipped_nor_shown_twice(dy
     assert shown == await ids(dying.client, limit=1000)
 
 
-async def test_a_page_goes_on_where_it_ended_though_its_last_letter_has_gone(dying: Ticker) -> None:
+async def test_the_next_page_continues_although_the_last_dead_letter_of_the_page_is_gone(dying: Ticker) -> None:
     await dying.client.put_many(Task("log:", n, id=f"t{n}", after="1s") for n in range(60))
     await dying.advance(seconds=1)
     order = await ids(dying.client, limit=1000)
     page = await dying.client.dead.list(limit=20)
-    for letter in page.letters:
-        assert await dying.client.dead.drop(letter.id) == "dropped"
+    for dead_letter in page.letters:
+        assert await dying.client.dead.drop(dead_letter.id) == "dropped"
     rest = (await dying.client.dead.list(limit=1000, cursor=page.next)).letters
-    assert [letter.id for letter in rest] == order[20:]
+    assert [dead_letter.id for dead_letter in rest] == order[20:]
 
 
 async def test_filters_find_what_they_name(dying: Ticker, clock: ManualClock) -> None:
@@ -196,59 +196,67 @@ async def test_wrong_questions_are_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("fails", "told"), [(False, "attempts    0"), (True, "attempts    1")])
-async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails: bool, told: str) -> None:
+async def test_a_dead_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails: bool, told: str) -> None:
     ticker.answer("log", lambda _: Retry("busy", after_ms=60_000))
     await ticker.client.put("log:", id="late", after="1s", expires="20s")
     if fails:
         await ticker.advance(seconds=2)
     ticker.clock.advance(seconds=60)
     await ticker.advance(seconds=1)
-    letter = await ticker.client.dead.get("late")
-    assert letter is not None
-    assert (letter.reason, letter.attempts, letter.errors) == ("expired", int(fails), ("busy",) if fails else ())
-    assert told in lines_of(letter, "main")
-    assert [line for line in lines_of(letter, "main") if line.startswith("error")] == ["error 1     busy"] * fails
-    assert letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
+    dead_letter = await ticker.client.dead.get("late")
+    assert dead_letter is not None
+    assert (dead_letter.reason, dead_letter.attempts, dead_letter.errors) == (
+        "expired",
+        int(fails),
+        ("busy",) if fails else (),
+    )
+    assert told in lines_of(dead_letter, "main")
+    assert [line for line in lines_of(dead_letter, "main") if line.startswith("error")] == ["error 1     busy"] * fails
+    assert dead_letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
 
 
-async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, store: Store) -> None:
+async def test_a_dead_letter_says_why_the_task_died_and_everything_else(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(options=EngineOptions(retry=RetryPolicy(max_attempts=3)))
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}"))
     handle = await ticker.client.put("log:", {"a": 1}, id="id", lane="l", after="1s")
     await ticker.advance(minutes=5)
-    letter = await ticker.client.dead.get("id")
-    assert letter is not None
-    assert (letter.reason, letter.errors, letter.attempts) == ("error 3", ("error 1", "error 2", "error 3"), 3)
-    assert (letter.due_ms, letter.lane, letter.value()) == (handle.due_ms, "l", {"a": 1})
-    assert await ticker.client.dead.get("id", lane="l") == letter
+    dead_letter = await ticker.client.dead.get("id")
+    assert dead_letter is not None
+    assert (dead_letter.reason, dead_letter.errors, dead_letter.attempts) == (
+        "error 3",
+        ("error 1", "error 2", "error 3"),
+        3,
+    )
+    assert (dead_letter.due_ms, dead_letter.lane, dead_letter.value()) == (handle.due_ms, "l", {"a": 1})
+    assert await ticker.client.dead.get("id", lane="l") == dead_letter
     assert await ticker.client.dead.get("other") is None
 
 
-async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
+async def test_a_replayed_dead_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
     await dying.client.put("log:", 1, id="id", after="1s", retry="3 base=7s", timeout="5s")
     await dying.advance(seconds=2)
-    letter = await dying.client.dead.get("id")
-    assert letter is not None
-    assert (letter.retry, letter.timeout_ms) == ("3 base=7s", 5_000)
+    dead_letter = await dying.client.dead.get("id")
+    assert dead_letter is not None
+    assert (dead_letter.retry, dead_letter.timeout_ms) == ("3 base=7s", 5_000)
     await dying.client.dead.replay("id", after="1h")
     found = await dying.client.get("id")
     assert (found.state, found.retry, found.timeout_ms) == ("pending", "3 base=7s", 5_000)
 
 
-async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dying: Ticker) -> None:
+async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_dead_letter(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", after="1s")
     await dying.advance(seconds=1)
-    letter = await dying.client.dead.get(handle.id)
-    assert letter is not None
-    assert await dying.client.dead.get(letter.id) == letter
+    dead_letter = await dying.client.dead.get(handle.id)
+    assert dead_letter is not None
+    assert await dying.client.dead.get(dead_letter.id) == dead_letter
 
 
-async def test_a_letter_that_cannot_be_read_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
+async def test_an_unreadable_dead_letter_does_not_hide_the_others(dying: Ticker, store: Store) -> None:
     await dying.client.put("log:", "x", id="fine", after="1s")
     await dying.advance(seconds=1)
     keys = store.keys.partitions[0]
     await store.run_one(keys.slot, [("HSET", keys.dead, b"\1" * 16, b"junk"), ("ZADD", keys.dead_times, 5, b"\1" * 16)])
-    fine, junk = [letter for letters in await pages(dying.client) for letter in letters]
+    fine, junk = [dead_letter for dead_letters in await pages(dying.client) for dead_letter in dead_letters]
     assert fine.id == "fine"
     assert (junk.id, junk.died_ms, junk.entry, junk.damaged) == ("01" * 16, 5, b"junk", True)
     assert (await dying.client.dead.replay(junk.id)).outcome == "damaged"
@@ -263,10 +271,10 @@ async def test_a_replayed_task_is_the_same_task_with_attempt_one(dying: Ticker, 
     handle = await dying.client.put("log:", {"a": 1}, id=id, lane="l", after="1s", expires="5s")
     [first] = await dying.advance(seconds=10)
     heal(dying)
-    letter_id = id or first.id
-    answer = await dying.client.dead.replay(letter_id)
+    dead_id = id or first.id
+    answer = await dying.client.dead.replay(dead_id)
     assert (answer.outcome, answer.due_ms) == ("replayed", dying.clock.now_ms())
-    assert await dying.client.dead.get(letter_id) is None
+    assert await dying.client.dead.get(dead_id) is None
     assert (await dying.client.get(handle.id)).state == "pending"
     [again] = await dying.advance(seconds=1)
     assert (again.id, again.lane, again.value(), again.attempt) == (first.id, "l", {"a": 1}, 1)
@@ -290,13 +298,13 @@ async def test_a_replay_can_have_another_time_and_another_key(dying: Ticker) -> 
     assert again.idempotency_key != first.idempotency_key
 
 
-async def test_a_replay_that_dies_again_leaves_one_letter_with_the_original_due(dying: Ticker) -> None:
+async def test_a_replay_that_dies_again_leaves_one_dead_letter_with_the_original_due_time(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     await dying.client.dead.replay("id", after="1s")
     await dying.advance(seconds=1)
-    [letter] = (await dying.client.dead.list()).letters
-    assert (letter.due_ms, letter.died_ms) == (handle.due_ms, dying.clock.now_ms())
+    [dead_letter] = (await dying.client.dead.list()).letters
+    assert (dead_letter.due_ms, dead_letter.died_ms) == (handle.due_ms, dying.clock.now_ms())
     assert (await dying.client.get("id")).state == "dead"
     assert (await balance(dying.store)).dead == 2
     await even(dying.store)
@@ -342,7 +350,7 @@ async def test_a_task_of_the_same_id_in_a_queue_is_not_overwritten(tickers: Tick
     await even(store)
 
 
-async def test_a_letter_without_a_letter_is_unknown(client: Client) -> None:
+async def test_an_id_without_a_dead_letter_is_unknown(client: Client) -> None:
     assert (await client.dead.replay("id")).outcome == "unknown"
     assert await client.dead.drop("id") == "unknown"
 
@@ -395,7 +403,7 @@ def between(dying: Ticker, monkeypatch: pytest.MonkeyPatch) -> Between:
     return do
 
 
-async def test_a_letter_that_somebody_dropped_meanwhile_is_not_called_replayed(
+async def test_a_dead_letter_that_was_dropped_meanwhile_is_not_reported_as_replayed(
     dying: Ticker, store: Store, between: Between
 ) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
@@ -424,7 +432,7 @@ async def test_a_task_that_was_put_meanwhile_is_not_overwritten(dying: Ticker, s
 
 
 @pytest.mark.parametrize("script", ["dead_replay", "dead_drop"])
-async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
+async def test_a_late_call_does_not_touch_the_dead_letter_of_a_later_death(
     dying: Ticker, store: Store, between: Between, script: str
 ) -> None:
     """Somebody else replayed it and it died again: nobody has seen that letter yet."""
@@ -440,9 +448,9 @@ async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
         road.next("hold back", only=calls(script))
         await (dying.client.dead.replay("id") if script == "dead_replay" else dying.client.dead.drop("id"))
         await road.deliver_held()
-    letter = await dying.client.dead.get("id")
-    assert letter is not None
-    assert letter.died_ms == dying.clock.now_ms()
+    dead_letter = await dying.client.dead.get("id")
+    assert dead_letter is not None
+    assert dead_letter.died_ms == dying.clock.now_ms()
     books = await balance(dying.store)
     assert (books.accepted, books.dead, books.pending) == (2, 2, 0)
 
@@ -475,7 +483,7 @@ async def test_filters_choose_what_is_replayed_and_the_first_to_die_goes_first(d
     assert await ids(dying.client) == ["t4", "t2", "t0"]
 
 
-async def test_what_dies_again_meanwhile_is_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
+async def test_tasks_that_die_again_meanwhile_are_not_replayed_for_ever(dying: Ticker, clock: ManualClock) -> None:
     await dying.client.put_many(Task("log:", n, after="1s") for n in range(300))
     await dying.advance(seconds=1)
     clock.advance(seconds=1)
@@ -544,26 +552,26 @@ async def bury_damaged(ticker: Ticker) -> DeadLetter:
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"
     await ticker.store.run_one(keys.slot, [("LSET", keys.entries(address.slice.name), address.index, row)])
     await ticker.advance(seconds=2)
-    [letter] = (await ticker.client.dead.list()).letters
-    return letter
+    [dead_letter] = (await ticker.client.dead.list()).letters
+    return dead_letter
 
 
 async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: Ticker) -> None:
-    letter = await bury_damaged(dying)
-    assert letter.entry.endswith(b"\xc1")
+    dead_letter = await bury_damaged(dying)
+    assert dead_letter.entry.endswith(b"\xc1")
     await dying.client.put("log:", "y", id="whole", after="1s")
     await dying.advance(seconds=1)
-    answer = await dying.client.dead.replay(letter.id)
+    answer = await dying.client.dead.replay(dead_letter.id)
     assert answer.outcome == "damaged"
     assert "cannot be read" in answer.note
     summary = await dying.client.dead.replay_many()
     assert (summary.replayed, summary.damaged) == (1, 1)
-    assert [one.id for one in summary.problems] == [letter.id]
+    assert [one.id for one in summary.problems] == [dead_letter.id]
     lines: list[bytes] = []
     assert await dying.client.dead.export(lines.append) == 1
     told = json.loads(lines[0])
-    assert base64.b64decode(told["entry_base64"]) == letter.entry
-    assert await dying.client.dead.drop(letter.id) == "dropped"
+    assert base64.b64decode(told["entry_base64"]) == dead_letter.entry
+    assert await dying.client.dead.drop(dead_letter.id) == "dropped"
     assert (await dying.client.dead.list()).letters == []
     await even(dying.store)
 
@@ -572,7 +580,7 @@ async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: T
 
 
 @pytest.mark.parametrize("fault", ["lose reply", "never sent", "hold back"])
-async def test_a_drop_whose_reply_was_lost_is_told_as_done(dying: Ticker, fault: Fault) -> None:
+async def test_a_drop_whose_reply_was_lost_is_reported_as_done(dying: Ticker, fault: Fault) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     with bad_road(dying.store) as road:
@@ -608,14 +616,18 @@ async def test_an_export_holds_everything_the_oldest_first(dying: Ticker) -> Non
     assert [one["idempotency_key"], two["idempotency_key"]] == [delivery.idempotency_key for delivery in fired]
 
 
-async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: Store) -> None:
+async def test_ten_thousand_dead_letters_go_in_bounded_calls(dying: Ticker, store: Store) -> None:
     count = 10_000
     await dying.client.put_many(Task("log:", n, after=f"{1 + n % 3}s") for n in range(count))
     await dying.advance(seconds=4)
     lines: list[bytes] = []
     with bad_road(dying.store) as road:
         shown = await pages(dying.client, limit=1000)
-        assert sum(map(len, shown)) == len({letter.id for letters in shown for letter in letters}) == count
+        assert (
+            sum(map(len, shown))
+            == len({dead_letter.id for dead_letters in shown for dead_letter in dead_letters})
+            == count
+        )
         assert await dying.client.dead.export(lines.append) == count
         one_page = await dying.client.dead.list(reason="no such reason", limit=10)
     assert one_page.letters == []

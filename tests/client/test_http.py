@@ -80,7 +80,7 @@ def problem(kind: str, status: int) -> bytes:
         (problem("something-new", 499), Refused, "why"),
     ],
 )
-def test_what_came_back_decides_the_error(reply: bytes, error: type[MainspringError], words: str) -> None:
+def test_the_reply_decides_the_error(reply: bytes, error: type[MainspringError], words: str) -> None:
     api = Api(answering(reply), namespace="main")
     with pytest.raises(error, match=words):
         api.post("/v1/tasks", target="log:")
@@ -97,6 +97,6 @@ def test_an_address_that_cannot_be_one_is_refused_without_its_secret(url: str) -
 
 
 @pytest.mark.parametrize("token", ["", "secret", "msk_short", "msk_" + "x" * 30 + "\r\nx: y"])
-def test_what_is_no_key_is_not_sent(token: str) -> None:
+def test_a_text_that_is_no_key_is_not_sent(token: str) -> None:
     with pytest.raises(ConfigError, match="not an API key"):
         Api("http://127.0.0.1:1", namespace="main", token=token)

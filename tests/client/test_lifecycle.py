@@ -26,7 +26,7 @@ def connections(server: Server) -> int:
     return int(server.info("clients")["connected_clients"]) - 1
 
 
-def test_who_opens_a_client_many_times_at_once_has_one_connection_that_closes(server: Server) -> None:
+def test_a_client_opened_many_times_at_once_has_one_connection_that_closes(server: Server) -> None:
     client = Client(server.url)
 
     async def use() -> None:
@@ -97,7 +97,7 @@ async def test_delays_count_from_the_servers_time_however_long_a_client_is_open(
         assert (await move(client)).due_ms >= before_ms + 10_000
 
 
-async def test_of_a_source_that_takes_long_each_batch_counts_from_the_servers_time(
+async def test_each_batch_of_a_slow_source_counts_from_the_servers_time(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, steady_s = ServerClock(), clock_module.steady_s

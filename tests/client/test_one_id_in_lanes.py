@@ -79,7 +79,7 @@ async def test_each_is_cancelled_by_its_lane_and_the_one_without_by_an_empty_one
     assert (await client.count()).pending == 0
 
 
-async def test_what_is_over_counts_too(client: Client, ticker: Ticker) -> None:
+async def test_finished_tasks_make_an_id_ambiguous_too(client: Client, ticker: Ticker) -> None:
     for lane in (X, Y):
         await client.put("log:", id="dup", lane=lane)
     assert len(await ticker.turn()) == 2
@@ -87,7 +87,7 @@ async def test_what_is_over_counts_too(client: Client, ticker: Ticker) -> None:
         await client.get("dup")
 
 
-async def test_dead_letters_of_one_id_are_told_apart(client: Client, ticker: Ticker) -> None:
+async def test_dead_letters_of_one_id_are_distinguished(client: Client, ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Dead("no"))
     for lane in (X, Y):
         await client.put("log:", id="dup", lane=lane)
@@ -97,9 +97,9 @@ async def test_dead_letters_of_one_id_are_told_apart(client: Client, ticker: Tic
     assert refused.value.lanes == tuple(sorted((X, Y)))
     with pytest.raises(Ambiguous):
         await client.dead_drop("dup")
-    letter = await client.dead_get("dup", lane=Y)
-    assert letter is not None
-    assert letter.lane == Y
+    dead_letter = await client.dead_get("dup", lane=Y)
+    assert dead_letter is not None
+    assert dead_letter.lane == Y
     assert await client.dead_drop("dup", lane=Y) == "dropped"
     assert await client.dead_drop("dup") == "dropped"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mainspring.client.client import Client
-from mainspring.engine.planner import ways_on
+from mainspring.engine.planner import _way_on
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -23,7 +23,7 @@ from mainspring.model.schedule.view import ScheduleView
 from mainspring.model.task import OnConflict, Task
 from mainspring.node.schedule_file import carry_out, plan
 from mainspring.store.keys import partition_of
-from mainspring.store.schedules import sketch_apart
+from mainspring.store.schedules import found_in_time, sketch_apart
 from mainspring.store.store import Store
 from mainspring.store.tasks.index import IdRow
 from mainspring.store.tasks.put import Widths
@@ -247,7 +247,7 @@ async def test_a_name_is_taken_once(client: Client) -> None:
     assert (await client.schedules.add("job", every="20s", target="log:", on_conflict="replace")).generation == 2
 
 
-async def test_of_thirty_two_adds_of_one_name_one_wins(client: Client, ticker: Ticker) -> None:
+async def test_one_of_thirty_two_adds_of_one_name_wins(client: Client, ticker: Ticker) -> None:
     adds = [client.schedules.add("job", every="10s", target="log:", payload=n) for n in range(32)]
     answers = await asyncio.gather(*adds, return_exceptions=True)
     won = [answer for answer in answers if isinstance(answer, ScheduleView)]
@@ -325,7 +325,7 @@ async def test_a_pause_may_end_by_itself(ticker: Ticker, client: Client) -> None
     assert (await view_of(client, "drop")).state == "active"
 
 
-async def test_what_fell_into_a_pause_that_ended_by_itself_is_counted_once(ticker: Ticker, client: Client) -> None:
+async def test_runs_in_a_pause_that_ended_by_itself_are_counted_once(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("drop", every="10s", target="log:")
     await client.schedules.add("hold", every="10s", target="log:")
     await client.schedules.pause("drop", until="25s")
@@ -461,9 +461,7 @@ async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:
     assert (await client.get("job@2027-01-15T08:00:10Z")).state == "done"
 
 
-async def test_the_second_of_a_slice_that_is_proven_already_goes_on_as_well(
-    ticker: Ticker, client: Client, store: Store
-) -> None:
+async def test_runs_of_a_slice_that_is_proven_already_begin_too(ticker: Ticker, client: Client, store: Store) -> None:
     """Nothing but its fired bit and the next run is written then: the smallest of all ticks."""
     names = [name for name in (f"job-{n}" for n in range(50)) if partition_of(name, len(store.keys)) == 0][:4]
     for n, name in enumerate(names):
@@ -619,7 +617,7 @@ async def longest_stretch_s(step: asyncio.Task[Any]) -> float:
 # On one server: the search is all that is looked at, and nothing is written in the end.
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 @pytest.mark.parametrize("way", ["add", "edit"])
-async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Client, way: str) -> None:
+async def test_the_event_loop_runs_while_times_are_hard_to_find(client: Client, way: str) -> None:
     def never() -> dict[str, Any]:
         """Each time another one: an answer is kept for those who ask the same."""
         past = date.fromordinal(next(_PAST)).isoformat()
@@ -642,7 +640,7 @@ async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Clien
 
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 @pytest.mark.parametrize("way", ["plan", "missed", "planted anew"])
-async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_on(
+async def test_the_event_loop_runs_while_the_planner_finds_that_no_run_is_left(
     tickers: Tickers, client: Client, clock: ManualClock, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mainspring.model.schedule.recurrence._MAX_SKIPS", 12_000)
@@ -694,7 +692,8 @@ async def test_after_an_outage_many_schedules_with_exclusions_are_settled_togeth
     await ticker.advance(seconds=1)
     views = [await view_of(client, f"job-{n}") for n in range(60)]
     assert {view.not_run["missed"] for view in views} == {353}, "those of the last minute are within the grace"
-    settled = [search for search in aside if isinstance(search, partial) and search.func is ways_on]
+    searches = [search.args[1] for search in aside if isinstance(search, partial) and search.func is found_in_time]
+    settled = [search for search in searches if isinstance(search, partial) and search.func is _way_on]
     assert 0 < len(settled) <= 2 * len(client.store.keys)
 
 
@@ -717,7 +716,7 @@ async def test_schedules_whose_times_are_hard_to_find_keep_no_others_waiting(
     planned: list[str] = []
     while chains.wanted:
         await ticker.engine.planner.step()
-        made = [plan.definition.name for plan in chains.plans.values() if plan.definition is not None]
+        made = [plan.definition.name for plan in chains.plans.values() if plan is not None]
         planned += [name for name in made if name not in planned]
     assert planned[0] == "job"
     assert sorted(planned) == sorted([*names, "job"])

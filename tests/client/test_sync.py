@@ -86,7 +86,7 @@ def test_threads_share_one_client(client: SyncClient) -> None:
     assert client.count().pending == 20
 
 
-def test_a_callback_that_calls_the_client_is_told_so_instead_of_waiting_for_ever(client: SyncClient) -> None:
+def test_a_callback_that_calls_the_client_raises_instead_of_waiting_for_ever(client: SyncClient) -> None:
     with pytest.raises(MainspringError, match="wait for itself"):
         client.put_many([Task("log:")], progress=lambda _: print(client.count()))  # noqa: T201
 
@@ -119,7 +119,7 @@ def test_a_call_under_way_may_end_before_the_client_is_closed(server: Server, mo
     server.call("FLUSHALL")
 
 
-def test_calls_that_wait_for_ever_are_ended_before_the_connections_and_told_so(
+def test_calls_that_wait_for_ever_end_with_an_error_before_the_connections_close(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many some would else find their connection closed first, and say that."""
@@ -134,7 +134,7 @@ def test_calls_that_wait_for_ever_are_ended_before_the_connections_and_told_so(
             call.result()
 
 
-def test_a_callback_that_closes_the_client_is_told_so(client: SyncClient) -> None:
+def test_a_callback_that_closes_the_client_raises(client: SyncClient) -> None:
     with pytest.raises(MainspringError, match="wait for itself"):
         client.put_many([Task("log:")], progress=lambda _: client.close())
     assert client.count().pending == 1

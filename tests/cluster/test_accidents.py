@@ -28,6 +28,7 @@ from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server
+from tests.support.flows import open_flow
 from tests.support.owner import HandOwner
 
 PARTITIONS = 8
@@ -75,7 +76,7 @@ async def holders(store: Store) -> set[int]:
 
 
 def keeper_of(store: Store, name: str = "k", changed: Callable[[], None] = lambda: None) -> Keeper:
-    return Keeper(store, {}, node=name, lease_s=LONG_S, changed=changed)
+    return Keeper(store, {}, node=name, lease_s=LONG_S, changed=changed, flow=open_flow())
 
 
 @asynccontextmanager
@@ -116,7 +117,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
 ) -> None:
     """Counted from the answer it would outlast the one on the server, and two nodes would fire the same tasks."""
     steady, owned = Steady(monkeypatch), dict[int, Partition]()
-    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None, flow=open_flow())
     keeper.follow({0}, set())
     if script == "renew":
         await keeper.step()
@@ -131,14 +132,12 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
     assert owned[0].lease_until == asked_at + LONG_S
 
 
-async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just_anyone(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_partitions_wait_one_lease_for_their_former_node(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had it, or is planned for it, may only be late: partitions would go to and fro."""
     server.call("FLUSHALL")
     clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
     store = await Store.open(server.url, partitions=1, clock=clock)
-    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None, flow=open_flow())
     keeper.follow(set(), set())
     await HandOwner.acquire(store, owner="late", lease_ms=int(LONG_S * 1000))
     await keeper.step()
@@ -156,7 +155,7 @@ async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just
 # -- a stop that meets an acquire ---------------------------------------------------------------------------
 
 
-async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_while_the_node_stopped_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     engine.follow(set(), set())
     await engine.start()
@@ -170,7 +169,7 @@ async def test_what_was_granted_while_the_node_stopped_is_given_back(store: Stor
     assert await holders(store) == set(), "locked for a lease by a node that is gone"
 
 
-async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(store: Store) -> None:
+async def test_a_partition_granted_to_an_interrupted_start_is_given_back(store: Store) -> None:
     engine = Engine(store, {"log": Gated()}, EngineOptions(lease_s=LONG_S))
     async with slow_answers(store, "acquire") as (asked, answer):
         starting = asyncio.create_task(engine.start())
@@ -183,7 +182,7 @@ async def test_what_was_granted_to_a_start_that_was_broken_off_is_given_back(sto
     assert await holders(store) == set()
 
 
-async def test_what_was_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
+async def test_a_partition_granted_after_the_stop_began_does_not_wait_for_a_slow_delivery(store: Store) -> None:
     sink = Gated()
     engine = Engine(store, {"log": sink}, EngineOptions(lease_s=LONG_S))
     engine.follow({0}, set())
@@ -233,7 +232,7 @@ async def test_after_an_outage_the_owners_come_back_before_anybody_takes_spare_p
     assert set(keeper._owned) == {0}
 
 
-async def test_a_server_that_is_away_does_not_keep_spare_partitions_of_others_from_being_taken(store: Store) -> None:
+async def test_an_unavailable_server_does_not_keep_partitions_of_others_from_being_taken(store: Store) -> None:
     keeper = keeper_of(store)
     keeper.follow({0}, set())
     keeper._spare_at = 0.0
@@ -254,7 +253,7 @@ async def test_spare_partitions_are_left_to_their_planned_owners_by_a_node_that_
     assert set(keeper._owned) == {0}
 
 
-async def test_a_hand_over_whose_call_to_the_others_fails_goes_on(store: Store) -> None:
+async def test_a_hand_over_continues_although_notifying_the_others_failed(store: Store) -> None:
     keeper, other = keeper_of(store), keeper_of(store, "other")
     other.follow({1}, set())
     await other.step()
@@ -280,7 +279,7 @@ async def test_a_release_that_got_lost_is_repeated(store: Store, fault: Any) -> 
     assert await holders(store) == ALL - {3}
 
 
-async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it_is_not_wanted_any_more(
+async def test_a_partition_granted_in_a_lost_reply_is_given_back_if_it_is_no_longer_planned(
     store: Store,
 ) -> None:
     await keeper_of(store, "loads the script").step()
@@ -297,7 +296,7 @@ async def test_what_was_granted_in_an_answer_that_got_lost_is_given_back_when_it
     assert await holders(store) == {1} == set(keeper._owned)
 
 
-async def test_firing_goes_on_at_once_where_nobody_waits_any_more(store: Store) -> None:
+async def test_firing_resumes_at_once_if_no_node_waits_for_the_partition_any_more(store: Store) -> None:
     told: list[int] = []
     keeper = keeper_of(store, changed=lambda: told.append(1))
     await keeper.step()
@@ -313,7 +312,7 @@ async def test_a_partition_that_is_never_idle_is_closed_less_and_less_often(stor
     await keeper.step()
     keeper.follow(ALL - {0}, {0})
     partition, pauses = keeper._owned[0], []
-    partition.write(Settled())  # never drained
+    partition.settle(Settled())  # never drained
     for _ in range(4):
         partition.open_until = 0.0
         await keeper._hand_over()
@@ -374,7 +373,7 @@ async def test_a_record_that_cannot_be_read_breaks_no_node(store: Store) -> None
         {"version": "1.5"},
     ],
 )
-async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: dict[str, str]) -> None:
+async def test_an_unreadable_plan_is_replaced(store: Store, fields: dict[str, str]) -> None:
     given: list[set[int]] = []
     node = membership_of(store, "node", lambda mine, _: given.append(mine))
     await node.enter()
@@ -390,7 +389,7 @@ async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: 
 
 
 @pytest.mark.parametrize("term", ["garbage", "1.5", ""])
-async def test_a_leadership_that_cannot_be_read_is_taken_anew(store: Store, term: str) -> None:
+async def test_an_unreadable_leadership_is_taken_again(store: Store, term: str) -> None:
     await store.run_one(store.keys.slot, [("HSET", store.keys.leader, "id", "x", "nonce", "y", "term", term)])
     node = membership_of(store, "node")
     await node.enter()
@@ -476,9 +475,9 @@ async def test_a_node_whose_id_was_taken_while_it_hung_ends_as_one_that_is_refus
 async def test_a_slice_that_is_forgotten_leaves_no_commit_behind(store: Store) -> None:
     """Else the dispatcher comes again every millisecond, for a commit of nothing."""
     keys = store.keys.partitions[0]
-    partition, live = Partition(keys, b"token", inf), LiveSlice(keys, Slice.at(0, 1000), 1.0)
+    partition, live = Partition(keys, b"token", inf, open_flow()), LiveSlice(keys, Slice.at(0, 1000), 1.0)
     partition.add(live)
-    partition._pending_writes.settled(live, 1.0)
+    partition._note_dirty(live, 1.0)
     partition.forget(live)
     assert partition.drained
     assert partition.dirty_since == inf

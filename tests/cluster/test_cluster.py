@@ -151,7 +151,7 @@ async def test_weights_come_from_concurrency(site: Site) -> None:
     await until(lambda: owned(large, small) == [6, 2])
 
 
-async def test_what_was_begun_stays_and_what_was_not_moves(site: Site) -> None:
+async def test_begun_tasks_stay_and_others_move(site: Site) -> None:
     first, client = await site.node(), await site.client()
     site.basket.gate.clear()
     for number in range(40):
@@ -205,7 +205,7 @@ async def test_a_second_live_node_with_a_configured_id_is_refused_and_a_restarte
     await until(lambda: owned(again) == [PARTITIONS])
 
 
-async def test_a_partition_that_nobody_took_for_two_leases_is_taken_by_anyone(site: Site) -> None:
+async def test_any_node_takes_a_partition_that_had_no_owner_for_two_leases(site: Site) -> None:
     store, ghost = await site.store(), Identity("ghost", "n", 60_000)
     node = await site.node(lease_s=SHORT_S)
     await until(lambda: owned(node) == [PARTITIONS])

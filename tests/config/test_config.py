@@ -172,7 +172,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
         ({"error_handler": "log"}, "error_handler is a str; give a function"),
     ],
 )
-def test_what_is_given_in_code_is_checked_like_a_file(given: dict[str, Any], message: str) -> None:
+def test_settings_given_in_code_are_checked_like_a_file(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Config(**given)
 

@@ -45,7 +45,7 @@ def show(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedProce
     return run("config", "show", *flags, cwd=folder, **environ)
 
 
-def test_each_value_remembers_who_said_it(tmp_path: Path) -> None:
+def test_each_value_remembers_its_source(tmp_path: Path) -> None:
     (tmp_path / "mainspring.toml").write_text(FILE)
     given = read_sources({"port": "9000", "host": None}, {"MAINSPRING_NAMESPACE": "env", "REDIS_URL": "redis://b"})
     assert {name: one.where for name, one in given.items()} == {

@@ -48,7 +48,7 @@ def test_each_item_gets_one_tick_within_the_window() -> None:
     assert all(before_ms + 1000 <= number // plan.ids <= after_ms + 10_000 for number in numbers)
 
 
-def test_where_time_is_the_limit_items_come_again() -> None:
+def test_with_a_time_limit_items_come_again() -> None:
     source = Ticks(DemoPlan(ids=3, seconds=1))
     items = [number % 3 for most in (4, 0, 5) for number in source.take(most)]
     assert sorted(items) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -67,7 +67,7 @@ def test_a_tick_is_known_again_by_its_text() -> None:
     assert b'"target":"kafka:100%d"' in lines_of([number], MOST_IDS, "kafka:100%d", named=False)
 
 
-def test_what_others_sent_is_told_apart() -> None:
+def test_messages_of_other_senders_are_distinguished() -> None:
     ours = text_of(AT_MS * 10 + 3, 10)
     others = [
         b"not json",
@@ -112,7 +112,7 @@ def test_the_library_may_bring_nothing_at_all(tmp_path: Path) -> None:
     came.close()
 
 
-def test_what_the_library_tells_of_itself_is_no_message() -> None:
+def test_notices_of_the_library_itself_are_no_messages() -> None:
     good, empty = Message(value=b"a"), Message()
     told = Message(value=b"Broker: no more", error=KafkaError(KafkaError._PARTITION_EOF))
     assert values_of([good, good]) == [b"a", b"a"]
@@ -143,7 +143,7 @@ def written(path: Path, numbers: list[int]) -> Path:
     return path
 
 
-def test_what_was_sent_and_did_not_come_is_missing_what_came_again_is_duplicated(tmp_path: Path) -> None:
+def test_ticks_that_did_not_arrive_are_missing_and_repeated_ones_duplicated(tmp_path: Path) -> None:
     numbers = [(AT_MS + late_ms) * 10 + item for late_ms in (0, 999, 1000, 70_000) for item in range(10)]
     sent = written(tmp_path / "sent", numbers)
     came = written(tmp_path / "came", [*numbers[1:], numbers[5], numbers[5], 7])
@@ -166,7 +166,7 @@ def test_the_load_keeps_to_the_rate() -> None:
     assert not load.over
 
 
-def test_the_load_is_over_after_the_last_item_or_when_told() -> None:
+def test_the_load_ends_after_the_last_item_or_on_request() -> None:
     inside = Inside()
     load = TickLoad(DemoPlan(ids=3), inside)
     assert len(load.take(2)) == 2
@@ -262,7 +262,7 @@ async def test_a_lost_answer_and_a_refusal_for_now_mean_the_same_request_again()
     assert len(server.bodies) == 4
 
 
-async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
+async def test_if_one_scheduler_is_gone_the_others_take_all() -> None:
     source, server = Few(10), Server([])
     async with listening(Server([])) as gone:
         pass
@@ -271,7 +271,7 @@ async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
     assert len(source.got) == 10
 
 
-async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_generator_without_any_scheduler_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "GIVE_UP_S", 0.2)
     async with listening(Server([])) as gone:
         pass

@@ -33,7 +33,7 @@ POD: dict[str, Any] = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.timeout(600)
-def test_those_who_will_read_the_files_find_nothing_wrong() -> None:
+def test_the_tools_that_read_the_files_find_nothing_wrong() -> None:
     told = subprocess.run([ROOT / "tools/check-deploy"], capture_output=True, text=True, check=False, timeout=580)
     assert told.returncode in (0, 3), told.stderr + told.stdout
     if told.returncode == 3:

@@ -20,7 +20,7 @@ PAGES = [
     if blocks(page, "console") and page.parent.name != "decisions"
 ]
 INDEX = "it installs from a package index"
-PROMPT = "it is a prompt; test_the_tutorial_can_be_typed_as_it_stands types its lines"
+PROMPT = "it is a prompt; test_the_tutorial_can_be_typed_as_it_is types its lines"
 MEASURES = "it measures for minutes; tests/bench runs the same in short"
 BROKER = "it needs a Kafka broker; tests/sinks has one"
 CLUSTER = "it needs a cluster under load; tests/store/redis/test_resharding.py has one"

@@ -193,7 +193,7 @@ async def test_declared_schedules_run_on_a_clock_held_by_hand(mainspring_ticker:
     assert [one.name for one in module.scheduler.entries()] == ["heartbeat", "morning_report"]
 
 
-async def test_a_device_that_is_away_holds_up_its_own_instructions_only(mainspring_ticker: Ticker) -> None:
+async def test_an_unreachable_device_holds_up_its_own_instructions_only(mainspring_ticker: Ticker) -> None:
     module = load("device_command")
     devices = module.Devices()
     async with mainspring_ticker as ticker:

@@ -29,7 +29,7 @@ from mainspring.testing.servers import standalone
 from tests.support.pages import AWAIT, FENCE, blocks, run_as_typed, text_of
 from tests.support.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 ROWS = {"A": 8, "B": 10, "C": 7, "D": 11, "E": 19}
 _LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -52,7 +52,7 @@ def test_python_in_a_page_compiles(page: Path) -> None:
         compile(code, str(page), "exec", AWAIT)
 
 
-async def test_the_tutorial_can_be_typed_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tutorial_can_be_typed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAINSPRING_DATA_DIR", str(tmp_path))
     names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs" / "tutorial.md", "python"):
@@ -161,7 +161,7 @@ def test_json_and_units_in_a_page_can_be_parsed(page: Path) -> None:
         configparser.ConfigParser(interpolation=None).read_string(text)
 
 
-@named([page for page in PAGES if page.is_relative_to(ROOT / "docs") or page.name == "README.md"])
+@named(PAGES)
 def test_code_fits_a_terminal_of_80_columns(page: Path) -> None:
     wide = [line for _, code in FENCE.findall(text_of(page)) for line in code.splitlines() if len(line) > 80]
     assert not wide
@@ -195,6 +195,14 @@ def test_every_command_of_the_bench_that_is_named_exists() -> None:
         named = set(re.findall(r'ARGS="?([a-z0-9]+)', page(name))) | set(re.findall(r"`bench (\w+)", page(name)))
         assert named
         assert named <= commands
+
+
+@named(PAGES)
+def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    folders = [ROOT, ROOT / "deploy", ROOT / "src" / "mainspring"]
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text_of(page)))
+    files = {span for span in spans if re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|lua)", span)}
+    assert {file for file in files if not any((folder / file).exists() for folder in folders)} == set()
 
 
 def test_every_setting_is_on_the_operations_page() -> None:
@@ -310,10 +318,12 @@ def test_a_requirement_names_tests_that_exist(name: str) -> None:
         assert tests
 
 
-def test_every_rule_of_the_protocol_names_a_test_that_exists() -> None:
-    text = page("docs/internals/protocol.md")
-    rules = [rule for rule in re.split(r"\n\n(?:## .*\n\n)?", text) if re.match(r"\*\*[A-Z]\d\.", rule)]
+@pytest.mark.parametrize("name", ["docs/internals/protocol.md", "src/mainspring/engine/README.md"])
+def test_every_rule_of_the_protocol_and_of_the_owner_names_a_test_that_exists(name: str) -> None:
+    text = page(name)
+    rules = [rule for rule in re.split(r"\n\n(?:## .*\n\n)?", text) if re.match(r"\*\*[A-Z]\d+\.", rule)]
     assert len(rules) == len(re.findall(r"^\*\*[A-Z]\d", text, re.MULTILINE))
+    assert rules
     for rule in rules:
         assert "*Without it*" in rule, rule
         [(file, test)] = _TEST.findall(rule)
@@ -391,5 +401,5 @@ def test_the_security_page_says_what_is_open_and_how_to_isolate_it() -> None:
 
 
 @named(PAGES)
-def test_no_page_names_a_path_of_somebodys_machine(page: Path) -> None:
+def test_no_page_names_a_path_of_an_authors_machine(page: Path) -> None:
     assert not re.search(r"/(?:root|tmp|work|Users)/", text_of(page))

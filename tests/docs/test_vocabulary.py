@@ -110,7 +110,7 @@ def test_no_word_means_two_things_on_one_face() -> None:
         assert sorted({word for word in words if words.count(word) > 1}) == []
 
 
-def test_an_option_is_spelt_as_the_argument_it_stands_for() -> None:
+def test_an_option_is_spelt_like_its_argument() -> None:
     """A row of which the faces differ says why."""
     for row in rows("What callers say"):
         python, http, options = row[1], row[2], {word.removeprefix("--").replace("-", "_") for word in row[3]}

@@ -39,7 +39,7 @@ async def test_every_task_fires_once_at_its_time_in_order(ticker: Ticker, clock:
     assert (await balance(ticker.store)).done == len(delays)
 
 
-async def test_the_books_balance_at_every_step(ticker: Ticker) -> None:
+async def test_the_counters_balance_at_every_step(ticker: Ticker) -> None:
     ticker.answer("log", lambda one: Retry("x", after_ms=700) if one.value() % 5 == 0 and one.attempt < 3 else None)
     ids = []
     for n in range(60):
@@ -120,7 +120,7 @@ async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers,
     await balance(store)
 
 
-async def test_an_owner_that_was_fenced_stops_and_the_other_goes_on(tickers: Tickers, store: Store) -> None:
+async def test_a_fenced_owner_stops_and_the_other_continues(tickers: Tickers, store: Store) -> None:
     first = await tickers(options=EngineOptions(node="first"))
     await first.client.put_many(Task("log:", n, after=f"{n}s") for n in range(20))
     await first.turn()

@@ -134,14 +134,14 @@ async def test_a_breaker_closes_after_a_while_without_a_task_for_its_receiver(ti
     ticker.answer("http", lambda _: Retry("down"))
     await ticker.client.put_many(Task("http://shop.example/", n, after="1s", retry="1") for n in range(20))
     await pass_time(ticker, 2)
-    flow_control = ticker.engine.flow_control
-    assert [one.receiver for one in flow_control.bounded] == ["http://shop.example"]
+    flow = ticker.engine.flow
+    assert [one.receiver for one in flow.bounded] == ["http://shop.example"]
     ticker.clock.advance(seconds=1_800)
     await ticker.engine.permits.step()
-    assert flow_control.bounded == []
+    assert flow.bounded == []
 
 
-async def test_a_dead_host_is_left_alone_and_a_healthy_one_goes_on(
+async def test_a_dead_host_is_left_alone_and_a_healthy_one_is_served(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks={"http": sink}, options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
@@ -258,7 +258,7 @@ async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers
     await ticker.client.put("http://shop.example/", id="plain", after="3s")
     await ticker.client.put("http://shop.example/", id="in a lane", after="3s", lane="a")
     await ticker.advance(seconds=4)
-    [flow_limit] = ticker.engine.flow_control.bounded
+    [flow_limit] = ticker.engine.flow.bounded
     breaker = flow_limit.breaker
     assert breaker is not None
 
@@ -402,7 +402,7 @@ async def test_one_that_hangs_keeps_its_own_slot_and_no_other(tickers: Tickers, 
     assert (await balance(store)).done == 20
 
 
-async def test_a_target_with_a_rate_and_a_concurrency_goes_on_after_it_had_nothing_to_do(
+async def test_a_target_with_a_rate_and_a_concurrency_continues_after_it_was_idle(
     tickers: Tickers, store: Store
 ) -> None:
     shop = Shop()
@@ -439,7 +439,7 @@ async def test_a_head_that_hangs_holds_up_its_own_lane_and_no_other(
     assert (await balance(store)).done == 40
 
 
-async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, store: Store) -> None:
+async def test_a_target_that_never_answers_delays_no_other(tickers: Tickers, store: Store) -> None:
     slow = Slow()
     options = EngineOptions(concurrency=200, flow=FlowOptions(BreakerPolicy(off=True)))
     ticker = await tickers(sinks={"target": slow}, options=options)
@@ -461,7 +461,7 @@ async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, 
     assert (books.done, books.pending, books.fired) == (8_000, 0, 0)
 
 
-async def test_of_large_tasks_fewer_are_under_way_at_one_time(tickers: Tickers, store: Store) -> None:
+async def test_fewer_large_tasks_are_in_flight_at_one_time(tickers: Tickers, store: Store) -> None:
     slow, most_bytes, size, count = Slow(), 2 * 2**20, 8_000, 1_500
     options = EngineOptions(reach=Reach(bytes=most_bytes), flow=FlowOptions(BreakerPolicy(off=True)))
     ticker = await tickers(sinks={"target": slow}, options=options)
@@ -493,7 +493,7 @@ async def test_lanes_of_a_limited_target_keep_their_order_and_the_rate(tickers: 
     assert (await balance(store)).pending == 0
 
 
-async def test_what_was_held_is_delivered_by_the_next_owner(tickers: Tickers, store: Store) -> None:
+async def test_held_tasks_are_delivered_by_the_next_owner(tickers: Tickers, store: Store) -> None:
     shop = Shop()
     shop.well = False
     options = EngineOptions(node="first", retry=PATIENT, flow=FlowOptions(BREAKER))
@@ -586,9 +586,7 @@ async def test_a_rate_of_a_queue_bounds_what_is_handed_to_it(tickers: Tickers, s
 # -- catching up --------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_overdue_goes_out_at_the_catch_up_rate_and_what_is_due_now_at_once(
-    tickers: Tickers, store: Store
-) -> None:
+async def test_overdue_tasks_leave_at_the_catch_up_rate_and_due_ones_at_once(tickers: Tickers, store: Store) -> None:
     flow = FlowOptions(catch_up=Rate(100, burst=10), catch_up_after_ms=10_000)
     ticker = await tickers(options=EngineOptions(flow=flow))
     await ticker.client.put_many(Task("log:", "old", after="1s") for _ in range(600))

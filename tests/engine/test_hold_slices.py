@@ -3,12 +3,15 @@
 import pytest
 
 from mainspring.engine.flight import Flight
-from mainspring.engine.holds import Holds, row_in
+from mainspring.engine.holds import HoldPolicy, row_in
+from mainspring.engine.lanes import Lanes
 from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.model.lane import HoldRecord
 from mainspring.store.codec import INDEXED, LANE, RESENT, decode, entry
 from mainspring.store.keys import Address, Keyspace, Slice, r_of, score_of
+from mainspring.store.owner.holds import Inherited
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 NOW_MS = 1_800_000_000_123
@@ -48,7 +51,7 @@ def test_its_score_is_exact_and_lies_beyond_all_times(r: int) -> None:
 @pytest.mark.parametrize("ago_ms", [0, 1, 60_000, 20 * DAY_MS])
 def test_an_entry_keeps_its_time_its_body_and_its_id(ago_ms: int) -> None:
     place, one = Slice.held_since(NOW_MS), flight(NOW_MS - ago_ms, flags=LANE | RESENT)
-    row = row_in(place, place.from_ms, one)
+    row = row_in(place, one)
     assert place.from_ms + int.from_bytes(row[:4], "big") == NOW_MS - ago_ms
     assert (row[4], row[5:21]) == (LANE | INDEXED, one.idh)
     assert decode(row) == one.body
@@ -57,20 +60,20 @@ def test_an_entry_keeps_its_time_its_body_and_its_id(ago_ms: int) -> None:
 @pytest.mark.parametrize("after_ms", [-30 * DAY_MS, 30 * DAY_MS])
 def test_past_the_edge_an_entry_says_itself_when_it_was_due(after_ms: int) -> None:
     place, one = Slice.held_since(NOW_MS), flight(NOW_MS + after_ms)
-    body = decode(row_in(place, place.from_ms, one))
+    body = decode(row_in(place, one))
     assert body.due_ms == NOW_MS + after_ms
 
 
 def test_each_hold_has_a_slice_of_its_own_however_many_begin_at_once() -> None:
-    holds = Holds()
-    holds.known(Slice.held_since(NOW_MS + 5))
+    holds = HoldPolicy(open_flow(), Lanes())
+    holds.inherit(Inherited({}, {}, {Slice.held_since(NOW_MS + 5).name: 0}, set()))
     places = {holds.make(HoldRecord(f"lane:{n}", "retry", NOW_MS), NOW_MS).place for n in range(100)}
     assert len(places) == 100
     assert Slice.held_since(NOW_MS + 5) not in places
 
 
 def test_the_same_hold_is_the_same_slice_until_it_is_dropped() -> None:
-    holds = Holds()
+    holds = HoldPolicy(open_flow(), Lanes())
     record = HoldRecord("lane:a", "retry", NOW_MS)
     first = holds.make(record, NOW_MS)
     assert holds.make(record, NOW_MS + 1) is first
@@ -78,9 +81,9 @@ def test_the_same_hold_is_the_same_slice_until_it_is_dropped() -> None:
     assert holds.make(record, NOW_MS + 2) is not first
 
 
-def test_what_is_moved_is_fired_and_done_only_when_the_commit_is_made() -> None:
+def test_a_moved_task_is_fired_and_done_only_once_the_commit_is_made() -> None:
     """Written before, the fired bit would make it look begun after a crash."""
-    holds, one = Holds(), flight(NOW_MS)
+    holds, one = HoldPolicy(open_flow(), Lanes()), flight(NOW_MS)
     hold = holds.make(HoldRecord("lane:l", "retry", NOW_MS), NOW_MS)
     holds.move(one, hold)
     assert not any(one.live.bits.fired)
@@ -93,8 +96,8 @@ def test_what_is_moved_is_fired_and_done_only_when_the_commit_is_made() -> None:
     assert hold.pending == 0
 
 
-def test_what_was_to_be_moved_from_a_slice_that_is_read_anew_is_left_alone() -> None:
-    holds, one = Holds(), flight(NOW_MS)
+def test_a_move_from_a_slice_that_is_read_again_is_dropped() -> None:
+    holds, one = HoldPolicy(open_flow(), Lanes()), flight(NOW_MS)
     hold = holds.make(HoldRecord("lane:l", "retry", NOW_MS), NOW_MS)
     holds.move(one, hold)
     one.live.forgotten = True

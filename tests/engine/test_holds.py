@@ -23,7 +23,8 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.ticker import Ticker
+from mainspring.testing.ticker import Ticker, turn
+from tests.support.flows import open_flow
 
 Tickers = Callable[..., Awaitable[Ticker]]
 MANY = FEW_BEHIND + 8
@@ -65,9 +66,7 @@ async def come_due(ticker: Ticker, seconds: int) -> None:
         await ticker.turn()
 
 
-async def test_what_waits_behind_a_failed_head_is_moved_aside_and_comes_back_in_order(
-    ticker: Ticker, store: Store
-) -> None:
+async def test_tasks_behind_a_failed_head_are_moved_aside_and_come_back_in_order(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", failing_once(60_000))
     await put_lane(ticker)
     assert values(await ticker.advance(seconds=5)) == [0]
@@ -92,7 +91,9 @@ async def test_few_tasks_and_a_short_wait_are_not_moved(ticker: Ticker, store: S
     assert values(await ticker.advance(seconds=5)) == [0, 1, 2, 3, 4]
 
 
-async def test_many_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, store: Store) -> None:
+async def test_many_times_the_look_ahead_behind_a_dead_head_starve_no_other_task(
+    tickers: Tickers, store: Store
+) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=64)), handlers={"log": failing_once(3_600_000)})
     await put_lane(ticker, 800)
     await ticker.advance(seconds=1)
@@ -112,11 +113,11 @@ async def test_many_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, s
             break
         await ticker.turn()
     assert values(ticker.deliveries)[41:] == list(range(800))
-    assert len(ticker.engine.owned[partition_of("a", 4)].lanes._behind.get("a", [])) == 0
+    assert ticker.engine.owned[partition_of("a", 4)].lanes.of("a").behind == []
     await balance(store)
 
 
-async def test_a_takeover_goes_on_with_held_work(tickers: Tickers, store: Store) -> None:
+async def test_a_takeover_resumes_held_work(tickers: Tickers, store: Store) -> None:
     first = await tickers(handlers={"log": failing_once(60_000)})
     await put_lane(first)
     await first.advance(seconds=5)
@@ -194,7 +195,7 @@ async def test_a_head_that_fails_again_lets_the_rest_go(tickers: Tickers, store:
     await come_due(ticker, 5)
     assert values(await ticker.advance(seconds=28)) == list(range(10))
     partition = ticker.engine.owned[partition_of("a", 4)]
-    assert partition.lanes.number_behind("a", None) == 0
+    assert partition.lanes.of("a").number_behind == 0
     assert partition.waiting == 0
     ticker.clock.advance(seconds=60)
     assert values(await ticker.turn()) == list(range(9, 200))
@@ -244,7 +245,7 @@ async def test_a_task_cancelled_while_it_is_moved_stays_cancelled(ticker: Ticker
     await balance(store)
 
 
-async def test_a_failed_head_that_was_moved_while_its_owner_stood_still_does_not_stop_its_lane(
+async def test_a_failed_head_that_was_moved_while_its_owner_was_suspended_does_not_stop_its_lane(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both its times are over. At the old one it is begun, and comes to nothing; at the new one it joined those that it
@@ -254,12 +255,12 @@ async def test_a_failed_head_that_was_moved_while_its_owner_stood_still_does_not
     head, *_ = await put_lane(ticker, 3)
     ticker.clock.advance(seconds=2)
     for _ in range(3):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0]
     await ticker.client.reschedule(head, after="1m")
     ticker.clock.advance(seconds=61)
     for _ in range(6):
-        await ticker.engine.turn()
+        await turn(ticker.engine)
     assert values(ticker.deliveries) == [0, 0, 1, 2]
 
 
@@ -350,8 +351,8 @@ async def test_a_clock_that_runs_ahead_forgets_no_record_of_a_hold_before_its_wi
     store = await Store.open(mainspring_url, namespace=mainspring_namespace, partitions=1, clock=Ahead())
     keys = store.keys.partitions[0]
     now_ms = await store.sample_clock() - HOUR_MS
-    owned = Partition(keys, b"token", 0.0)
-    ended = owned.hold_policy.holds.ended
+    owned = Partition(keys, b"token", 0.0, open_flow())
+    ended = owned.hold_policy.ended
     for age_ms in (60_000, 1_000, 30_000):
         place = Slice.held_since(now_ms - age_ms)
         ended[place.name] = now_ms - age_ms

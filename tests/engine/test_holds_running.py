@@ -70,14 +70,14 @@ async def test_a_pause_is_heard_and_its_end_lets_everything_out(real_store: Stor
         assert all(lane == sorted(lane) for lane in lanes)
         await client.pause(for_="5s")
         engine.called()
-        await until(lambda: engine.pauses.closed)
+        await until(lambda: bool(engine.flow.pauses))
         await client.put("log:", "at its end")
         await until(lambda: "at its end" in target.arrived)
     finally:
         assert await engine.stop()
 
 
-async def test_a_lane_behind_a_failed_head_goes_on_when_somebody_acts(real_store: Store) -> None:
+async def test_a_lane_behind_a_failed_head_continues_once_a_person_acts(real_store: Store) -> None:
     target, client = Target(), Client.over(real_store)
     target.failing.add(0)
     engine = Engine(real_store, {"log": target}, EngineOptions())

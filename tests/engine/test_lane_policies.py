@@ -44,7 +44,7 @@ async def put(ticker: Ticker, count: int = 4, lane: str = "a") -> list[str]:
     return [one.id for one in (await ticker.client.put_many(tasks, handles=True)).handles or ()]
 
 
-async def test_skip_lets_the_lane_go_on_and_tries_the_head_again_later(tickers: Tickers, store: Store) -> None:
+async def test_skip_frees_the_lane_and_retries_the_head_later(tickers: Tickers, store: Store) -> None:
     target = Target(0)
     ticker = await tickers(options=options("skip"), handlers={"log": target})
     await put(ticker)
@@ -56,7 +56,7 @@ async def test_skip_lets_the_lane_go_on_and_tries_the_head_again_later(tickers: 
 
 
 @pytest.mark.parametrize("outcome", [Retry("busy"), Dead("never")])
-async def test_park_stops_the_lane_at_the_first_failure_until_somebody_acts(
+async def test_park_stops_the_lane_at_the_first_failure_until_a_person_acts(
     tickers: Tickers, store: Store, outcome: Outcome
 ) -> None:
     target = Target(0, outcome=outcome)
@@ -166,7 +166,7 @@ async def test_a_target_has_a_policy_of_its_own(tickers: Tickers) -> None:
 
 
 @pytest.mark.parametrize("policy", ["block", "park"])
-async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_goes_on(
+async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_continues(
     tickers: Tickers, store: Store, policy: str
 ) -> None:
     ticker = await tickers(options=options(policy), handlers={"log": Target(0)})
@@ -176,16 +176,21 @@ async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_goes
     assert await ticker.client.lane_skip_head("a") == "no head", "its owner has not looked yet"
     assert await ticker.client.lane_retry_head("a") == "no head"
     assert values(await ticker.advance(seconds=1)) == list(range(1, 60))
-    [letter] = await list_dead(store)
-    assert (letter.reason, letter.attempts, letter.errors, letter.lane) == ("not worth it", 1, ("busy",), "a")
-    assert (await ticker.client.dead_replay(letter.id)).outcome == "replayed"
+    [dead_letter] = await list_dead(store)
+    assert (dead_letter.reason, dead_letter.attempts, dead_letter.errors, dead_letter.lane) == (
+        "not worth it",
+        1,
+        ("busy",),
+        "a",
+    )
+    assert (await ticker.client.dead_replay(dead_letter.id)).outcome == "replayed"
     keys = store.keys.partitions[partition_of("a", 4)]
     assert await store.run_one(keys.slot, [("HLEN", keys.held)]) == [0]
     assert not (await verify(store)).reported
 
 
 @pytest.mark.parametrize("by", ["lane_resume", "lane_retry_head"])
-async def test_a_parked_lane_whose_head_has_expired_goes_on_when_it_is_told_to(tickers: Tickers, by: str) -> None:
+async def test_a_parked_lane_whose_head_has_expired_continues_when_it_is_resumed(tickers: Tickers, by: str) -> None:
     ticker = await tickers(options=options("park"), handlers={"log": Target(0)})
     await ticker.client.put("log:", 0, after="1s", id="head", lane="a", expires="1m")
     await ticker.client.put("log:", 1, after="2s", lane="a")
@@ -278,9 +283,7 @@ async def test_a_failed_head_that_is_moved_is_still_waited_for(tickers: Tickers,
 
 
 @pytest.mark.parametrize("wait_ms", [1_000, 4_000, 60_000])
-async def test_a_failed_head_that_is_cancelled_lets_its_lane_go_on(
-    tickers: Tickers, store: Store, wait_ms: int
-) -> None:
+async def test_a_failed_head_that_is_cancelled_frees_its_lane(tickers: Tickers, store: Store, wait_ms: int) -> None:
     target = Target(0, outcome=Retry("busy", after_ms=wait_ms))
     ticker = await tickers(options=options("block 2h"), handlers={"log": target})
     [head, *_] = await put(ticker, 2)

@@ -11,6 +11,7 @@ from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice
+from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
 _number = count(1)
@@ -47,16 +48,16 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
     offer(lanes, first, second)
     assert lanes.leaving() == [first]
     assert lanes.leaving() == []
-    assert lanes.free("l", first.idh)
+    lanes.free("l", first.idh)
     assert lanes.leaving() == [second]
 
 
-def test_no_more_lanes_are_asked_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_no_more_lanes_are_asked_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
     offer(lanes, *(flight(5, lane=f"l{n}") for n in range(5)))
     assert [len(lanes.leaving(most=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_they_leave_out_of_no_more_slices_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_lanes_leave_from_no_more_slices_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
     apart = [flight(5, lane=f"l{n}") for n in range(5)]
     together = [flight(5, lane=f"m{n}") for n in range(5)]
     for one in together:
@@ -70,7 +71,7 @@ def test_they_leave_out_of_no_more_slices_at_once_than_told_and_none_is_forgotte
     assert len(leaving) + len(lanes.leaving()) == 10
 
 
-def test_those_who_wait_in_memory_are_counted(lanes: Lanes) -> None:
+def test_tasks_that_wait_in_memory_are_counted(lanes: Lanes) -> None:
     first, second, third = flight(5), flight(6), flight(7)
     offer(lanes, first, second, third)
     assert lanes.behind == 3
@@ -79,8 +80,8 @@ def test_those_who_wait_in_memory_are_counted(lanes: Lanes) -> None:
     lanes.take_back("l", first)
     assert lanes.behind == 3
     assert lanes.leaving() == [first]
-    lanes.hold("l", first.idh)
-    assert lanes.take_behind("l", None) == [second, third]
+    lanes.wait("l", first.idh)
+    assert lanes.take_behind(lanes.of("l")) == [second, third]
     assert lanes.behind == 0
 
 
@@ -90,7 +91,7 @@ def test_the_earlier_due_leaves_first_whoever_came_first(lanes: Lanes) -> None:
     assert lanes.leaving() == [early]
 
 
-def test_of_two_due_at_once_the_one_that_was_accepted_first_leaves_first(lanes: Lanes) -> None:
+def test_the_first_accepted_of_two_tasks_due_at_once_leaves_first(lanes: Lanes) -> None:
     first, second = flight(5), flight(5)
     offer(lanes, second, first)
     assert lanes.leaving() == [first]
@@ -106,17 +107,17 @@ def test_a_lane_waits_for_the_retry_of_its_head(lanes: Lanes) -> None:
     head, behind = flight(5), flight(6)
     offer(lanes, head, behind)
     assert lanes.leaving() == [head]
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     assert lanes.leaving() == []
     retry = flight(900, attempt=2, idh=head.idh)
     offer(lanes, retry)
     assert lanes.leaving() == [retry]
-    assert lanes.free("l", head.idh)
+    lanes.free("l", head.idh)
     assert lanes.leaving() == [behind]
 
 
-def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None:
-    lanes.hold("l", b"h" * 16)
+def test_a_new_owner_of_a_held_lane_waits_too(lanes: Lanes) -> None:
+    lanes.wait("l", b"h" * 16)
     offer(lanes, flight(5))
     assert lanes.leaving() == []
     retry = flight(900, attempt=2, idh=b"h" * 16)
@@ -126,20 +127,20 @@ def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None
 
 def test_a_lane_whose_retry_may_be_cancelled_is_the_first_that_is_asked_for(lanes: Lanes) -> None:
     for lane in ("k", "l", "m"):
-        lanes.hold(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
+        lanes.wait(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
     offer(lanes, flight(5))
     lanes.ask_first(b"head")
     assert lanes.leaving() == [], "ids that were made together begin alike"
-    assert list(lanes.heads_to_ask(1)) == ["l"]
-    assert set(lanes.heads_to_ask(3)) == {"k", "l", "m"}, "and then all of them"
+    assert [lane.name for lane, _ in lanes.heads_to_ask(1)] == ["l"]
+    assert {lane.name for lane, _ in lanes.heads_to_ask(3)} == {"k", "l", "m"}, "and then all of them"
 
 
 def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     first, second = flight(5), flight(6)
     offer(lanes, first, second)
     assert lanes.leaving() == [first]
-    assert not lanes.free("l", second.idh)
-    assert not lanes.free("nobody", first.idh)
+    lanes.free("l", second.idh)
+    lanes.free("nobody", first.idh)
     assert lanes.leaving() == []
 
 
@@ -151,13 +152,13 @@ def test_one_that_did_not_leave_after_all_lets_an_earlier_one_pass(lanes: Lanes)
     earlier = flight(5)
     offer(lanes, earlier)
     assert lanes.leaving() == [earlier]
-    assert lanes.free("l", earlier.idh)
+    lanes.free("l", earlier.idh)
     assert lanes.leaving() == [later]
 
 
 def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: Lanes) -> None:
     retry = flight(900, attempt=2)
-    lanes.hold("l", retry.idh)
+    lanes.wait("l", retry.idh)
     offer(lanes, retry)
     assert lanes.leaving() == [retry]
     lanes.take_back("l", retry)
@@ -165,12 +166,12 @@ def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: L
     assert lanes.leaving() == [retry]
 
 
-def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
+def test_tasks_of_a_forgotten_slice_are_skipped(lanes: Lanes) -> None:
     first, gone, last = flight(5), flight(6), flight(7)
     offer(lanes, first, gone, last)
     assert lanes.leaving() == [first]
     gone.live.forgotten = True
-    assert lanes.free("l", first.idh)
+    lanes.free("l", first.idh)
     assert lanes.leaving() == [last]
 
 
@@ -182,7 +183,7 @@ def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
     early = flight(500)
     offer(lanes, early)
     assert lanes.leaving(now_ms=499) == []
-    assert lanes.early == {"l": 500}
+    assert lanes.early == {lanes.of("l"): 500}
     lanes.wake_due(499)
     assert lanes.leaving(now_ms=499) == []
     lanes.wake_due(500)
@@ -201,14 +202,14 @@ def test_an_earlier_one_that_comes_while_it_waits_goes_first(lanes: Lanes) -> No
 
 def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
     head = flight(500, attempt=2)
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     offer(lanes, head, flight(400))
     assert lanes.leaving(now_ms=450) == []
     lanes.wake_due(500)
     assert lanes.leaving(now_ms=500) == [head]
 
 
-def test_a_head_whose_slice_is_read_anew_leaves_again(lanes: Lanes) -> None:
+def test_a_head_whose_slice_is_read_again_leaves_again(lanes: Lanes) -> None:
     """Its outcome will not be taken: were the lane to wait for it, it would wait for ever."""
     head = flight(5)
     offer(lanes, head, flight(6))
@@ -220,9 +221,9 @@ def test_a_head_whose_slice_is_read_anew_leaves_again(lanes: Lanes) -> None:
     assert lanes.leaving() == [again]
 
 
-def test_a_head_on_its_retry_whose_slice_is_read_anew_is_still_the_head(lanes: Lanes) -> None:
+def test_a_head_on_its_retry_whose_slice_is_read_again_is_still_the_head(lanes: Lanes) -> None:
     head = flight(5, attempt=2)
-    lanes.hold("l", head.idh)
+    lanes.wait("l", head.idh)
     offer(lanes, head, flight(1))
     assert lanes.leaving() == [head]
     head.live.forgotten = True
@@ -233,7 +234,7 @@ def test_a_head_on_its_retry_whose_slice_is_read_anew_is_still_the_head(lanes: L
     assert lanes.leaving() == [again]
 
 
-def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) -> None:
+def test_another_slice_read_again_changes_nothing_for_the_head(lanes: Lanes) -> None:
     head, other = flight(5), flight(6)
     offer(lanes, head, other)
     assert lanes.leaving() == [head]
@@ -241,8 +242,8 @@ def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) 
     assert lanes.leaving() == []
 
 
-def test_a_head_that_did_not_leave_and_whose_row_was_let_go_holds_up_nobody() -> None:
-    partition = Partition(KEYS, b"1.a", 1e9)
+def test_a_head_that_did_not_leave_and_whose_row_was_released_does_not_block_its_lane() -> None:
+    partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     partition.add(live)
     row = entry(5, LANE, b"i" * 16, Body("log:", b"1", None, "l"))

@@ -138,7 +138,7 @@ async def test_a_slice_that_is_dropped_while_it_is_listed_stops_no_lane(
         ticker.engine.lookahead.reconnected()
         await ticker.engine.lookahead.step()
     assert ticker.engine.sweeper.dropped == 1
-    assert not any(one.slices for one in ticker.engine.owned.values())
+    assert not any(one.lives for one in ticker.engine.owned.values())
     await ticker.client.put("log:", 2, after="1s", lane="a")
     assert values(await ticker.advance(seconds=1)) == [2]
 
@@ -252,7 +252,7 @@ async def test_cancelling_the_retry_of_a_head_frees_its_lane(tickers: Tickers, s
     await balance(store)
 
 
-async def test_a_cancelled_neighbour_of_a_failed_head_frees_nobody(tickers: Tickers) -> None:
+async def test_a_cancelled_neighbour_of_a_failed_head_frees_no_lane(tickers: Tickers) -> None:
     """What is left of a cancelled task is four bytes of its id, and ids of one call may begin alike."""
     first = await tickers(handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == 0 else None})
     neighbours = [Task("log:", 0, after="1s", lane="a"), Task("log:", "never", after="50s", lane="a")]
@@ -399,7 +399,7 @@ async def test_a_failed_head_that_is_rescheduled_is_waited_for(tickers: Tickers)
     assert values(await ticker.advance(seconds=3_600)) == ["first", "next"]
 
 
-async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:
+async def test_get_and_explain_agree_about_a_skipped_head(tickers: Tickers) -> None:
     ticker = await tickers(handlers={"log": lambda _: Retry("no", after_ms=60_000)})
     put = await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.advance(seconds=1)
@@ -426,12 +426,12 @@ async def test_one_id_in_several_lanes_is_several_tasks_with_keys_of_their_own(t
     attempts: list[str] = []
     ticker.answer("log", lambda one: Retry("busy") if one.attempt == 1 else Dead("no"))
     attempts += [one.idempotency_key for one in await ticker.advance(minutes=1)]
-    letters = {letter.lane: letter for letter in (await client.dead_list()).letters}
-    assert set(letters) == set(lanes)
+    dead_letters = {dead_letter.lane: dead_letter for dead_letter in (await client.dead_list()).letters}
+    assert set(dead_letters) == set(lanes)
     assert len(set(attempts)) == len(lanes)
     assert all(attempts.count(key) == 2 for key in attempts)
     namespace = client.store.keys.namespace
-    assert {letter.as_dict(namespace)["idempotency_key"] for letter in letters.values()} == set(attempts)
+    assert {dead_letter.as_dict(namespace)["idempotency_key"] for dead_letter in dead_letters.values()} == set(attempts)
     ticker.answer("log", lambda _: None)
     for lane in lanes[1:]:
         assert (await client.dead_replay("dup", lane=lane)).outcome == "replayed"

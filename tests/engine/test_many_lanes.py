@@ -7,10 +7,10 @@ import pytest
 from msgspec import json
 
 from mainspring.engine import dispatcher, due, lookahead, partition
-from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.holds import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
+from mainspring.engine.partition import BeginCall
 from mainspring.model.delivery import Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
@@ -72,9 +72,7 @@ async def test_the_others_leave_while_lanes_are_moved_aside(paused: Ticker) -> N
     assert in_memory(paused) >= LANES * EACH - steps * partition.MOST_MOVES
 
 
-async def test_what_waits_to_be_moved_counts_as_what_is_in_memory(
-    paused: Ticker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_that_wait_to_be_moved_count_as_in_memory(paused: Ticker, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         await paused.engine.dispatcher.step()
     moved = paused.engine.dispatcher.moved
@@ -92,7 +90,7 @@ async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker
     await paused.client.resume(target="kafka:held")
     await engine.pauses.step()
     await engine.lookahead.step()
-    back = [sum(place.is_hold for place in one.slices) for one in engine.owned.values()]
+    back = [sum(live.slice.is_hold for live in one.lives) for one in engine.owned.values()]
     assert 0 < max(back) <= lookahead.LANES_AT_ONCE
     while len(arrived(paused)) < LANES or await engine.sweeper.drop_finished():
         before = len(paused.deliveries)
@@ -102,7 +100,7 @@ async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker
     assert (await balance(store)).pending == 0
 
 
-async def test_a_new_owner_lets_many_lanes_go_on(paused: Ticker, tickers: Tickers, store: Store) -> None:
+async def test_a_new_owner_resumes_many_lanes(paused: Ticker, tickers: Tickers, store: Store) -> None:
     await paused.turn()
     await paused.client.resume(target="kafka:held")
     await paused.engine.keeper.release()
@@ -171,7 +169,7 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
     assert (await balance(store)).done == 401
 
 
-async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_calls(
+async def test_lanes_that_resume_at_once_from_many_slices_leave_in_several_calls(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due, "LANE_SLICES", 3)

@@ -38,7 +38,7 @@ async def paused(ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def aside(ticker: Ticker) -> int:
-    return sum(partition.hold_policy.spill_queue.count for partition in ticker.engine.owned.values())
+    return sum(partition.hold_policy.aside for partition in ticker.engine.owned.values())
 
 
 async def test_the_others_leave_before_those_are_moved(paused: Ticker) -> None:
@@ -59,7 +59,7 @@ async def test_in_the_end_all_are_moved_and_come_back(paused: Ticker, store: Sto
     assert Counter(one.value() for one in paused.deliveries) == {"free": 300, "held": 300}
 
 
-async def test_those_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, store: Store) -> None:
+async def test_tasks_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, store: Store) -> None:
     await one_tick(paused)
     spilled = (await balance(store)).spilled
     assert spilled <= 20
@@ -89,7 +89,7 @@ async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, sto
 
 
 @pytest.mark.parametrize("read_to_the_end", [False, True])
-async def test_those_whose_slice_is_read_anew_meanwhile_step_back_once(
+async def test_tasks_whose_slice_is_read_again_meanwhile_step_back_once(
     paused: Ticker, store: Store, read_to_the_end: bool
 ) -> None:
     """A put that was sent twice makes the owner read the whole slice again."""
@@ -114,7 +114,7 @@ async def test_those_whose_slice_is_read_anew_meanwhile_step_back_once(
     assert (await balance(store)).dead == 0
 
 
-async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read(
+async def test_tasks_of_an_hour_slice_step_back_although_its_next_window_is_read(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "SPILL_TASKS", 10)
@@ -126,7 +126,7 @@ async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read
     await ticker.client.pause(target="kafka:held")
     ticker.clock.set(start_ms + 299_000)
     await one_tick(ticker)
-    hours = [live for one in ticker.engine.owned.values() for live in one.slices.values() if not live.slice.is_hold]
+    hours = [live for one in ticker.engine.owned.values() for live in one.lives if not live.slice.is_hold]
     passes = [live.passes for live in hours]
     while await ticker.engine.lookahead.step() == 0.0:
         pass

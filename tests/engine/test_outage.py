@@ -46,7 +46,7 @@ async def fill(ticker: Ticker, server: Server) -> int:
     raise AssertionError("the server did not fill up")
 
 
-async def test_a_full_server_refuses_puts_whole_and_goes_on_firing(server: Server) -> None:
+async def test_a_full_server_refuses_puts_whole_and_keeps_firing(server: Server) -> None:
     async with Ticker(server.url) as ticker:
         handle = await ticker.client.put("log:", "early", id="before", after="1s")
         lane = await ticker.client.put("log:", "lane", lane="a", after="2s")
@@ -72,9 +72,7 @@ async def test_a_full_server_refuses_puts_whole_and_goes_on_firing(server: Serve
 
 
 @pytest.mark.parametrize("handles", [True, False])
-async def test_of_a_call_that_a_full_server_refuses_half_way_it_is_told_what_is_stored(
-    server: Server, handles: bool
-) -> None:
+async def test_a_call_that_a_full_server_refuses_midway_reports_what_is_stored(server: Server, handles: bool) -> None:
     tasks = [Task("log:", "x" * 1_000, after="5h", id=f"id-{n}" if n % 2 else None) for n in range(6_000)]
     async with Ticker(server.url) as ticker:
         server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) + 3_000_000)
@@ -116,7 +114,7 @@ async def test_a_node_can_start_on_a_full_server(server: Server) -> None:
         assert [one.value() for one in await second.advance(seconds=1)] == ["waits"]
 
 
-async def test_puts_to_a_server_that_is_away_fail_clearly(server: Server) -> None:
+async def test_puts_to_an_unavailable_server_fail_clearly(server: Server) -> None:
     async with Client(server.url, options=QUICK) as client:
         server.kill()
         for task in (Task("log:"), Task("log:", id="id"), Task("log:", lane="a")):
@@ -152,7 +150,7 @@ async def test_puts_wait_for_the_server_by_option(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "at_most"), [(0, "60s"), (60, None)])
-async def test_whoever_waits_for_a_result_waits_for_the_server_too(
+async def test_waiting_for_a_result_includes_waiting_for_the_server(
     server: Server, wait_s: int, at_most: str | None
 ) -> None:
     async with Client(server.url, options=QUICK, wait_s=wait_s) as client:

@@ -49,7 +49,9 @@ async def test_a_paused_target_holds_its_tasks_and_no_others(ticker: Ticker, sto
         ({"lane": "a"}, {"log:"}),
     ],
 )
-async def test_what_a_pause_means(ticker: Ticker, store: Store, scope: dict[str, str], held: set[str]) -> None:
+async def test_a_pause_holds_exactly_its_scope_until_it_is_resumed(
+    ticker: Ticker, store: Store, scope: dict[str, str], held: set[str]
+) -> None:
     targets = {"kafka:a", "kafka:b", "https://x.example/1", "queue:mail/send"}
     await ticker.client.pause(**scope)  # type: ignore[arg-type]
     await ticker.client.put_many(Task(target, target, after="1s") for target in targets)
@@ -120,10 +122,10 @@ async def test_a_pause_that_drops_leaves_dead_letters(ticker: Ticker, store: Sto
     await client.cancel(cancelled.id)
     await client.put("kafka:t", "y", after="1s")
     assert values(await ticker.advance(seconds=5)) == ["y"]
-    letters = await list_dead(store)
-    assert {one.reason for one in letters} == {"dropped while paused by ops: maintenance"}
-    assert len(letters) == 4
-    assert {(one.attempts, one.errors) for one in letters} == {(0, ())}
+    dead_letters = await list_dead(store)
+    assert {one.reason for one in dead_letters} == {"dropped while paused by ops: maintenance"}
+    assert len(dead_letters) == 4
+    assert {(one.attempts, one.errors) for one in dead_letters} == {(0, ())}
     assert (await client.explain("x")).text.startswith("It was dropped while paused by ops: maintenance, ")
     books = await balance(store)
     assert (books.dead, books.cancelled, books.done, books.pending) == (4, 1, 1, 0)

@@ -53,7 +53,7 @@ async def test_a_task_with_its_own_policy_follows_it_to_the_end(ticker: Ticker, 
     fired = await ticker.advance(hours=1)
     at = {name: [one.due_ms - start_ms for one in fired if one.id == name] for name in ("own", "line")}
     assert at == {"own": [1_000, 6_000, 16_000], "line": [1_000, 8_000]}
-    assert {letter.id: letter.retry for letter in await list_dead(store)} == {
+    assert {dead_letter.id: dead_letter.retry for dead_letter in await list_dead(store)} == {
         "own": "3 base=5s jitter=none",
         "line": "2 base=7s jitter=none",
     }
@@ -92,16 +92,16 @@ async def test_the_rules_of_a_named_target_decide_by_the_status(
     await ticker.advance(seconds=1)
     assert sorted(request.path for request in receiver.requests) == ["/404", "/404", "/500"]
     await ticker.advance(hours=1)
-    letters = {letter.id: letter.attempts for letter in await list_dead(store)}
-    assert letters == {"missing": 2, "broken": 1}
+    dead_letters = {dead_letter.id: dead_letter.attempts for dead_letter in await list_dead(store)}
+    assert dead_letters == {"missing": 2, "broken": 1}
 
 
 async def test_nothing_is_tried_again_past_its_max_age(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", lambda _: Retry("no"))
     await ticker.client.put("log:", after="1s", retry="99 base=10s factor=1 jitter=none max_age=35s")
     assert len(await ticker.advance(hours=1)) == 4
-    [letter] = await list_dead(store)
-    assert "max_age" in letter.reason
+    [dead_letter] = await list_dead(store)
+    assert "max_age" in dead_letter.reason
 
 
 async def test_the_error_handler_gets_every_failure_of_a_webhook(
@@ -126,7 +126,7 @@ async def test_the_error_handler_gets_every_failure_of_a_webhook(
     assert {one.idempotency_key for one in seen} == {receiver.requests[0].headers["idempotency-key"]}
 
 
-async def test_it_hears_of_errors_expiry_and_unreadable_targets_too(tickers: Tickers, store: Store) -> None:
+async def test_the_error_handler_gets_errors_expiry_and_unreadable_targets_too(tickers: Tickers, store: Store) -> None:
     class Broken:
         async def deliver(self, batch):  # type: ignore[no-untyped-def]
             raise RuntimeError("boom")
@@ -157,7 +157,7 @@ async def test_a_handler_that_fails_changes_nothing_for_the_task(tickers: Ticker
     await ticker.client.put("log:", after="1s")
     assert [one.attempt for one in await ticker.advance(minutes=1)] == [1, 2]
     await ticker.engine.failures.seen()
-    assert [letter.reason for letter in await list_dead(store)] == ["never"]
+    assert [dead_letter.reason for dead_letter in await list_dead(store)] == ["never"]
 
 
 async def test_policies_and_the_handler_of_a_config_reach_the_engine(

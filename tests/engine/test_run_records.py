@@ -8,12 +8,12 @@ import pytest
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.notifier import Forwarder
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Unavailable
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.run import LOST, HistoryRules, RunRecord
+from mainspring.node.notifier import Forwarder
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
 

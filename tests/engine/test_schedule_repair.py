@@ -33,7 +33,7 @@ async def lose_the_next_run(client: Client, name: str = FIRST) -> None:
     assert await Finder(client.store).cancel([reference]) == ["cancelled"]
 
 
-async def test_an_owner_plants_what_is_missing_and_says_so(
+async def test_an_owner_puts_a_missing_run_and_logs_it(
     ticker: Ticker, client: Client, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     await client.schedules.add("job", every="10s", target="log:")
@@ -49,7 +49,7 @@ async def test_an_owner_plants_what_is_missing_and_says_so(
     assert view.not_run == {"cancelled": 1}
 
 
-async def test_a_run_that_nobody_cancelled_is_lost(ticker: Ticker, client: Client, store: Store) -> None:
+async def test_a_run_that_was_not_cancelled_is_lost(ticker: Ticker, client: Client, store: Store) -> None:
     await client.schedules.add("job", every="10s", target="log:")
     await lose_the_next_run(client)
     keys = store.keys.partitions[partition_of("job", len(store.keys))]
@@ -165,7 +165,7 @@ async def test_a_check_does_not_disturb_what_waits(
     assert [one.id for one in await ticker.turn()] == ["job@2027-01-15T08:10:00Z"]
 
 
-async def test_verify_finds_and_plants_a_missing_run(ticker: Ticker, client: Client, store: Store) -> None:
+async def test_verify_finds_and_puts_a_missing_run(ticker: Ticker, client: Client, store: Store) -> None:
     for name in ("job", "other", "third"):
         await client.schedules.add(name, every="10s", target="log:")
         await client.schedules.edit(name, payload=1)
@@ -196,7 +196,7 @@ async def test_an_add_whose_reply_was_lost_is_done_once(client: Client, store: S
     assert await client.schedules.get("job") is None
 
 
-async def test_what_a_clock_that_has_jumped_plans_is_not_an_hour_away(
+async def test_a_clock_that_has_jumped_does_not_move_the_next_run_by_an_hour(
     ticker: Ticker, client: Client, clock: ManualClock
 ) -> None:
     await client.schedules.add("job", every="10s", target="log:")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.due import BeginCall
-from mainspring.engine.partition import Partition
+from mainspring.engine.partition import BeginCall, Partition
 from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMBSTONE, entry
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice
+from tests.support.flows import open_flow
 
 START_MS = 1_800_000_000_000
 KEYS = Keyspace("ns", 1).partitions[0]
@@ -97,7 +97,7 @@ def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
     assert taken(live) == [0, 2]
 
 
-def test_what_a_former_owner_fired_and_did_not_finish_leaves_again() -> None:
+def test_tasks_that_a_former_owner_fired_and_did_not_finish_leave_again() -> None:
     live = live_slice()
     live.load_bitmaps(fired=b"\xe0", done=b"\x80")
     live.absorb([row(i, i) for i in range(4)])
@@ -129,7 +129,7 @@ def test_windows_lose_nothing_and_keep_order(width_ms: int) -> None:
 
 
 def partition_with(live: LiveSlice) -> Partition:
-    partition = Partition(KEYS, b"token", lease_until=float("inf"))
+    partition = Partition(KEYS, b"token", lease_until=float("inf"), flow=open_flow())
     partition.add(live)
     return partition
 
@@ -138,7 +138,7 @@ def begin(partition: Partition, now_ms: int, limit: int = 100) -> BeginCall | No
     return partition.begin(now_ms, limit, commit=True)
 
 
-def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable() -> None:
+def test_a_begin_that_is_undone_after_the_list_is_read_again_keeps_the_task_readable() -> None:
     live = live_slice()
     rows = [row(0, n) for n in range(3)]
     live.absorb(rows)
@@ -150,7 +150,7 @@ def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable(
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS, 10)
     assert again is not None
-    assert not partition.take_damaged()
+    assert not partition.take_notes()[0]
     assert sorted(flight.index for flight in again.flights) == [0, 1, 2]
 
 
@@ -169,7 +169,7 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS + 999, 100)
     assert again is not None
-    assert not partition.take_damaged()
+    assert not partition.take_notes()[0]
     assert [flight.index for flight in again.flights] == list(range(10))
 
 
@@ -185,7 +185,7 @@ def step_back(live: LiveSlice, indexes: list[int], rows: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("read_before", [0, 2, 6])
-def test_rows_that_step_back_while_the_list_is_read_anew_leave_once(read_before: int) -> None:
+def test_rows_that_step_back_while_the_list_is_read_again_leave_once(read_before: int) -> None:
     live = live_slice()
     rows = [row(n, n) for n in range(6)]
     live.absorb(rows)
@@ -252,7 +252,7 @@ def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
     begun = begin(partition, START_MS + 999, 10)
     assert begun is not None
     assert [flight.index for flight in begun.flights] == [1]
-    assert [damaged.index for damaged in partition.take_damaged()] == [0]
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == [0]
 
 
 def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
-    assert [damaged.index for damaged in partition.take_damaged()] == [0, 1]
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == [0, 1]
 
 
 DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
@@ -281,14 +281,14 @@ DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91
     ],
     ids=["one has what the other lacks", "a payload goes on in the next", "it looks like a body", "too deep"],
 )
-def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> None:
+def test_damaged_bodies_leave_as_such_and_stop_no_other(bodies: list[bytes]) -> None:
     live = live_slice()
     live.absorb([row(0, 1)[:21] + body for body in bodies] + [row(0, 2, payload=b"2")])
     partition = partition_with(live)
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert [flight.payload for flight in begun.flights] == [b"2"]
-    assert [damaged.index for damaged in partition.take_damaged()] == list(range(len(bodies)))
+    assert [damaged.row_index for damaged in partition.take_notes()[0]] == list(range(len(bodies)))
 
 
 def test_lane_rows_are_taken_once_over_several_passes() -> None:
@@ -314,7 +314,7 @@ def test_neighbours_that_leave_together_set_exactly_their_own_bits() -> None:
     assert fired_of(live) == set(range(803))
 
 
-def test_neighbours_of_which_some_left_before_are_told_apart() -> None:
+def test_neighbours_of_which_some_left_before_are_distinguished() -> None:
     live = live_slice()
     live.absorb([row(n % 7, n) for n in range(700)])
     first = taken(live, 3)

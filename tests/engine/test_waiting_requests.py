@@ -89,7 +89,7 @@ async def test_a_task_that_is_paused_while_it_waits_for_its_host_is_sent_after_t
         assert host.engine.deliveries.meters.retried["http"] == 0
 
 
-async def test_what_waits_for_its_host_is_not_sent_by_a_node_that_lost_the_partition(tickers: Tickers) -> None:
+async def test_a_request_that_waits_for_its_host_is_not_sent_by_a_former_owner(tickers: Tickers) -> None:
     async with slow_host(tickers) as host:
         await host.fire()
         for partition in list(host.engine.owned.values()):
@@ -98,7 +98,7 @@ async def test_what_waits_for_its_host_is_not_sent_by_a_node_that_lost_the_parti
         assert host.bodies == [b'"first"']
 
 
-async def test_what_waits_for_its_host_is_not_sent_after_the_lease_ran_out(
+async def test_a_request_that_waits_for_its_host_is_not_sent_after_the_lease(
     tickers: Tickers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with slow_host(tickers) as host:

@@ -66,7 +66,7 @@ async def put_and_turn(ticker: Ticker) -> str:
 
 @pytest.mark.parametrize("kind", [Wrong, KeepsAnswers])
 @pytest.mark.parametrize("wrong", [lambda: None, generated, cancelled, lambda: 7, lambda: [object()]])
-async def test_what_a_sink_does_wrong_is_a_failed_delivery(
+async def test_a_wrong_answer_of_a_sink_is_a_failed_delivery(
     tickers: Tickers, store: Store, kind: type[Wrong], wrong: Callable[[], Any]
 ) -> None:
     sink = kind(wrong)
@@ -110,7 +110,7 @@ async def test_a_time_that_is_no_number_ends_that_task(tickers: Tickers, store: 
     assert (await ticker.client.get(wanted)).state == "dead"
 
 
-async def test_what_is_given_up_at_a_stop_is_no_failed_delivery(tickers: Tickers, store: Store) -> None:
+async def test_a_delivery_given_up_at_a_stop_is_no_failed_delivery(tickers: Tickers, store: Store) -> None:
     begun = asyncio.Event()
 
     class Slow:

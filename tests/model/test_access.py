@@ -34,7 +34,7 @@ def test_tokens_are_long_and_never_the_same() -> None:
 @pytest.mark.parametrize(
     "text", ["", "msk_", "msk_" + "x" * 21, "key_" + "x" * 43, "msk_" + "x" * 20 + " x", "msk_" + "ü" * 30]
 )
-def test_what_has_another_form_is_no_token(text: str) -> None:
+def test_text_of_another_form_is_no_token(text: str) -> None:
     assert not is_token(text)
 
 

@@ -25,7 +25,7 @@ def half_open() -> Breaker:
     return breaker
 
 
-def test_it_opens_when_too_large_a_part_fails() -> None:
+def test_a_breaker_opens_when_too_large_a_share_fails() -> None:
     breaker = Breaker(POLICY)
     assert breaker.record(6, 0, 0) == "closed"
     assert breaker.record(0, 5, 100) == "closed", "5 of 11"
@@ -34,14 +34,14 @@ def test_it_opens_when_too_large_a_part_fails() -> None:
     assert breaker.room(200) == 0
 
 
-def test_it_closes_when_nothing_is_sent_for_long() -> None:
+def test_a_breaker_closes_when_nothing_is_sent_for_long() -> None:
     breaker = opened()
     assert not breaker.rest(1_000 + IDLE_MS - 1)
     assert breaker.rest(1_000 + IDLE_MS)
     assert (breaker.state, breaker.room(1_000 + IDLE_MS)) == ("closed", inf)
 
 
-def test_it_does_not_rest_while_probes_are_sent() -> None:
+def test_a_breaker_does_not_close_as_idle_while_probes_are_sent() -> None:
     breaker = half_open()
     breaker.took(1, IDLE_MS)
     assert not breaker.rest(2 * IDLE_MS)
@@ -63,7 +63,7 @@ def test_a_few_failures_say_nothing() -> None:
     assert breaker.record(0, 1, 1) == "open"
 
 
-def test_what_is_older_than_the_window_is_forgotten() -> None:
+def test_outcomes_older_than_the_window_are_forgotten() -> None:
     breaker = Breaker(POLICY)
     breaker.record(0, 9, 0)
     assert breaker.record(0, 1, 10_000) == "closed"
@@ -90,7 +90,7 @@ def test_one_probe_that_fails_opens_it_for_twice_as_long_up_to_the_most() -> Non
     assert waits == [1_000, 2_000, 4_000, 4_000]
 
 
-def test_it_closes_when_all_probes_succeeded() -> None:
+def test_a_breaker_closes_when_all_probes_succeeded() -> None:
     breaker = half_open()
     breaker.took(2, 1_000)
     assert breaker.record(1, 0, 1_010) == "half-open"
@@ -116,7 +116,7 @@ def test_for_a_probe_that_was_refused_for_good_another_leaves() -> None:
     assert breaker.record(1, 0, 1_030) == "ramp"
 
 
-def test_what_was_begun_before_it_opened_changes_nothing() -> None:
+def test_calls_begun_before_a_breaker_opened_change_nothing() -> None:
     breaker = opened()
     assert breaker.record(100, 0, 10) == "open"
     assert breaker.record(0, 100, 10) == "open"
@@ -143,7 +143,7 @@ def test_on_recovery_the_backlog_is_let_out_at_a_growing_rate() -> None:
     assert breaker.state == "closed", "nothing bounds it after the ramp"
 
 
-def test_it_opens_again_on_the_ramp() -> None:
+def test_a_breaker_opens_again_on_the_ramp() -> None:
     breaker = half_open()
     breaker.took(2, 1_000)
     breaker.record(2, 0, 1_000)
@@ -218,7 +218,7 @@ def test_one_that_a_former_owner_found_failing_is_probed_at_once() -> None:
     assert failing.record(0, 1, 1_010) == "open"
 
 
-def test_one_that_answered_here_lately_goes_on_as_fast_as_it_did() -> None:
+def test_a_receiver_that_answered_here_lately_continues_at_its_former_rate() -> None:
     breaker = Breaker(POLICY)
     for second in range(10):
         breaker.record(640, 0, second * 1_000)

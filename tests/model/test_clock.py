@@ -96,7 +96,7 @@ def test_a_sample_grows_old_and_a_worse_one_is_as_good_as_new(machine: Machine) 
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 0.2), st.floats(-150.0, 150.0)), max_size=30))
-def test_it_is_never_ahead_of_a_server_that_drifts_by_less_than_200_ppm(
+def test_a_clock_is_never_ahead_of_a_server_that_drifts_by_less_than_200_ppm(
     steps: list[tuple[float, float, float]],
 ) -> None:
     machine = Machine()
@@ -115,7 +115,7 @@ def test_it_is_never_ahead_of_a_server_that_drifts_by_less_than_200_ppm(
             assert clock.now_ms() * 1000 <= server_us + 1
 
 
-def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+def test_a_manual_clock_stops_until_it_is_moved() -> None:
     clock = ManualClock(1_000)
     assert clock.manual
     clock.sample(99_000_000)
@@ -132,7 +132,7 @@ def test_steady_seconds_also_pass_while_the_machine_sleeps(monkeypatch: pytest.M
     assert steady_s() == 12.5
 
 
-def test_where_there_is_no_such_clock_the_monotonic_one_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_boot_clock_the_monotonic_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 3.0))
     assert steady_s() == 3.0
     monkeypatch.undo()

@@ -42,7 +42,7 @@ def test_the_form_of_generated_ids_is_reserved(taken: str) -> None:
 @pytest.mark.parametrize(
     "free", ["0" * 31, "0" * 32, "0" * 33, "A" * 32, "0" * 32 + "~", "0" * 32 + "~a", "0" * 32 + "\n"]
 )
-def test_what_only_looks_like_a_generated_id_is_free(free: str) -> None:
+def test_an_id_that_only_looks_generated_is_free(free: str) -> None:
     assert check_id(free) == free
 
 

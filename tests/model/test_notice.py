@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.model import notice
 from mainspring.model.delivery import Response
 from mainspring.model.errors import InvalidInput
 from mainspring.model.notice import (
@@ -134,6 +135,19 @@ def test_a_run_that_began_late_is_told_although_it_succeeded() -> None:
 def second_attempt(record: RunRecord) -> RunRecord:
     """Return a second attempt: its first was due long ago, and that says nothing about lateness."""
     return run("done", due_ms=record.due_ms, began_ms=record.began_ms, attempt=2)
+
+
+def test_receivers_that_fail_once_and_are_never_called_again_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "MOST_EPISODES", 20)
+    episodes = Episodes()
+    for number in range(100):
+        dead = run("dead", T0_MS + number, planned_ms=None, target=f"kafka:topic-{number}")
+        told_of = [one for signal in signals_of(dead, str(number)) for one in episodes.take(signal, channels())]
+        assert [one.notice.subject for one in told_of] == [f"kafka:topic-{number}"]
+    assert 0 < len(episodes.known) <= 20
+    assert list(episodes.known)[-1].endswith("topic-99")
+    stored = {name for name, one in episodes.changed.items() if one is not None}
+    assert stored == set(episodes.known), "what is forgotten is removed from the server too"
 
 
 def test_each_channel_says_what_is_late_for_it() -> None:

@@ -32,7 +32,7 @@ def pauses(*scopes: str, now_ms: int = 0) -> Pauses:
         ("lane a", "log:", None, False),
     ],
 )
-def test_what_a_pause_holds_up(scope: str, target: str, lane: str | None, held: bool) -> None:
+def test_a_pause_holds_the_tasks_of_its_scope(scope: str, target: str, lane: str | None, held: bool) -> None:
     known = pauses(scope)
     for _ in range(2):  # the answer for a target is remembered
         assert (known.of_task(target, lane) is not None) is held

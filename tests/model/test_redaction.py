@@ -101,7 +101,7 @@ def test_a_long_chain_is_cut() -> None:
     assert text.count("ValueError: ") == 10
 
 
-def test_what_was_not_raised_or_has_no_words_is_no_trouble() -> None:
+def test_an_error_that_was_not_raised_or_has_no_text_is_logged_too() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -110,3 +110,15 @@ def test_what_was_not_raised_or_has_no_words_is_no_trouble() -> None:
     assert trace_of(ValueError("not raised")) == ""
     assert "Mute" in trace_of(raised(Mute()))
     assert describe(Mute()) == "Mute, whose message cannot be read"
+
+
+def test_an_exception_whose_own_properties_raise_is_shown_like_any_other() -> None:
+    def unreadable(_error: object) -> None:
+        raise RuntimeError("not this one")
+
+    names = ("__class__", "__cause__", "__context__")
+    odd = type("Odd", (Exception,), dict.fromkeys(names, property(unreadable)))
+    text = trace_of(raised(ValueError("outer"), raised(odd("odd"))))
+    assert "Odd: odd" in text
+    assert "ValueError: outer" in text
+    assert "Odd" in "".join(traceback.format_exception(redact(raised(odd("odd")))))

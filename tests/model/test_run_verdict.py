@@ -18,7 +18,7 @@ def _judge(
     return judge(said, body, _NOW_MS, _NOW_MS, _POLICY, lane, since_ms)
 
 
-def test_what_was_delivered_is_done() -> None:
+def test_a_delivered_task_is_done() -> None:
     assert _judge(DONE) == DELIVERED
     assert DELIVERED.is_over
 

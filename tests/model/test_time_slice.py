@@ -38,7 +38,7 @@ def test_a_time_slice_is_a_share_of_the_others_turn(clock: list[float], others_s
     assert length_s(time_slice, clock) == pytest.approx(expected_s, abs=0.0002)
 
 
-def test_time_in_which_there_was_no_work_is_nobodys_turn(clock: list[float]) -> None:
+def test_idle_time_does_not_lengthen_a_time_slice(clock: list[float]) -> None:
     time_slice = TimeSlice(LEAST_S)
     time_slice.begin()
     clock[0] += 60

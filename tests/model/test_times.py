@@ -138,6 +138,33 @@ def test_a_number_in_another_unit_is_refused_with_the_unit_it_looks_like(number:
     assert len(str(refused.value)) < 150
 
 
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("1893488400", "seconds"),
+        ("1893488400.25", "seconds"),
+        ("1893488400000000", "microseconds"),
+        ("1893488400000000000", "nanoseconds"),
+    ],
+)
+def test_the_digits_of_a_number_in_another_unit_are_refused_with_the_unit_too(text: str, unit: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^at is .*, which looks like {unit}; give milliseconds"):
+        instant_ms(text)
+    with pytest.raises(InvalidInput, match=f"^expires is .*, which looks like {unit}; give milliseconds"):
+        expiry_ms(text, NOW_MS)
+
+
+def test_the_digits_of_epoch_milliseconds_are_a_time_and_no_date_or_delay() -> None:
+    assert instant_ms("1893488400000") == 1_893_488_400_000
+    assert instant_ms("1893488400000.5") == 1_893_488_400_001
+    assert instant_ms("1712010100930") == 1_712_010_100_930, "Python reads it as a minute of the year 1712"
+    assert expiry_ms("1893488400000", NOW_MS) == 1_893_488_400_000
+    with pytest.raises(InvalidInput, match="naive"):
+        instant_ms("20300101")
+    with pytest.raises(InvalidInput, match="is not a delay"):
+        expiry_ms("30", NOW_MS)
+
+
 def test_a_time_that_is_written_out_may_be_of_the_seventies() -> None:
     assert instant_ms("1970-01-01T00:00:01Z") == instant_ms(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1000
     assert instant_ms(10**11) == 10**11

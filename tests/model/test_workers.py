@@ -27,7 +27,7 @@ def test_the_reason_names_the_queue_and_those_that_are_served(
     assert why_no_worker(target, queue, workers, lambda _: True) == text
 
 
-def test_names_that_may_not_be_told_are_left_out_and_change_no_reason() -> None:
+def test_names_that_the_caller_may_not_learn_are_left_out_and_change_no_reason() -> None:
     assert why_no_worker("queue:mial/send", None, [MAIL], lambda _: False) == "no worker serves queue mial"
     assert (
         why_no_worker("queue:mail/snd", None, [MAIL], lambda _: False) == "no worker of queue mail knows queue:mail/snd"

@@ -1,12 +1,15 @@
 """`mainspring doctor` as a user runs it."""
 
 import json
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mainspring.testing.servers import Server, free_port, standalone, wait_until
+from tests.support import serving as support
 from tests.support.serving import Serve, run, serving
 from tests.support.workers import WorkerProcess
 
@@ -97,7 +100,7 @@ def test_an_unreachable_broker_is_reported(server: Server, tmp_path: Path) -> No
     assert "kafka_url" in found["kafka"]["message"]
 
 
-def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path: Path) -> None:
+def test_orphans_and_a_namespace_without_nodes_are_reported(server: Server, tmp_path: Path) -> None:
     with serving(tmp_path) as start:
         node = start("--redis-url", server.url)
         _, found = examined(tmp_path, server.url)
@@ -110,7 +113,7 @@ def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path
     assert "mainspring verify" in found["orphans"]["message"]
 
 
-def test_queues_with_tasks_that_no_worker_serves_are_told_with_the_nearest_name(server: Server, tmp_path: Path) -> None:
+def test_queues_that_no_worker_serves_are_reported_with_the_nearest_name(server: Server, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "from mainspring import Scheduler\nscheduler = Scheduler()\n"
         "@scheduler.handler(queue='mail')\nasync def send() -> None:\n    pass\n"
@@ -130,48 +133,36 @@ def test_queues_with_tasks_that_no_worker_serves_are_told_with_the_nearest_name(
         worker.remove()
 
 
-WITHOUT = """
-import sys
-from importlib.machinery import PathFinder
-
-
-class Without(PathFinder):
-    @classmethod
-    def find_spec(cls, fullname, path=None, target=None):
-        if fullname.partition(".")[0] in ("aiohttp", "confluent_kafka"):
-            return None
-        return super().find_spec(fullname, path, target)
-
-
-sys.meta_path = [Without if one is PathFinder else one for one in sys.meta_path]
-"""
-"""A sitecustomize.py: Python finds no aiohttp and no confluent_kafka, as if they were not installed."""
-
-
 @pytest.fixture
-def without_packages(tmp_path: Path) -> dict[str, str]:
-    """Environment of processes that lack the packages for webhooks and Kafka."""
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
-    return {"PYTHONPATH": str(tmp_path / "without")}
+def bare(tmp_path: Path) -> list[str]:
+    """The command in an environment with everything that is installed here but the packages for webhooks and Kafka."""
+    venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
+    [packages] = (tmp_path / "bare").glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("aiohttp", "confluent_kafka")):
+            (packages / entry.name).symlink_to(entry)
+    return [str(tmp_path / "bare" / "bin" / "python"), *support.MAIN[1:]]
 
 
 def test_packages_that_this_machine_lacks_are_a_warning_with_the_command_that_installs_them(
-    server: Server, tmp_path: Path, without_packages: dict[str, str]
+    server: Server, tmp_path: Path, bare: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, found = examined(tmp_path, server.url, **without_packages)
+    monkeypatch.setattr(support, "MAIN", bare)
+    code, found = examined(tmp_path, server.url)
     assert (code, found["packages"]["status"]) == (0, "warning")
     for extra in ("mainspring[http]", "mainspring[kafka]"):
         assert f"pip install '{extra}'" in found["packages"]["message"]
-    _, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL="kafka://127.0.0.1:1", **without_packages)
+    _, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL="kafka://127.0.0.1:1")
     assert found["kafka"]["message"] == "the library is missing: pip install 'mainspring[kafka]'"
 
 
-def test_what_a_node_elsewhere_lacks_is_told_by_doctor_and_by_explain_before_the_task_is_due(
-    server: Server, tmp_path: Path, without_packages: dict[str, str]
+def test_doctor_and_explain_name_what_another_node_lacks_before_the_task_is_due(
+    server: Server, tmp_path: Path, bare: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--redis-url", server.url, "--node-id", "bare", "--kafka-url", "kafka://127.0.0.1:1")
-    node = Serve(tmp_path, *options, environ=without_packages)
+    with monkeypatch.context() as there:
+        there.setattr(support, "MAIN", bare)
+        node = Serve(tmp_path, *options)
     try:
         node.wait_started()
         _, found = examined(tmp_path, server.url)

@@ -105,7 +105,7 @@ def test_failures_and_skipped_work_are_counted_apart(node: Serve) -> None:
     assert total(figures(scrape(node)), "mainspring_delivered_total") == 0
 
 
-def test_what_is_documented_is_there_and_nothing_else(node: Serve) -> None:
+def test_the_documented_metrics_exist_and_no_others(node: Serve) -> None:
     of_node, of_worker = documented_metrics()
     assert set(re.findall(r"^# TYPE (\S+) ", scrape(node), re.MULTILINE)) == of_node
     assert "mainspring_run_seconds" in of_worker - of_node, "whose own test looks at these"
@@ -138,7 +138,7 @@ def test_promtool_finds_nothing_wrong(node: Serve) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
-def test_of_several_processes_one_scrape_tells_all(tmp_path: Path) -> None:
+def test_one_scrape_covers_all_processes(tmp_path: Path) -> None:
     with serving(tmp_path) as start:
         node = start("--processes", "2")
 

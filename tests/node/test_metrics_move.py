@@ -67,7 +67,7 @@ async def reaches(api: Api, name: str, least: float, **labels: str) -> None:
     await until(there, f"{name} {labels} is {least} or more")
 
 
-async def test_what_is_out_and_what_waits_for_it(api: Api, gate: Gate) -> None:
+async def test_metrics_show_tasks_in_flight_and_those_waiting_behind_them(api: Api, gate: Gate) -> None:
     await api.client.put("log:", "first")
     await reaches(api, "mainspring_in_flight", 1)
     await reaches(api, "mainspring_partition_in_flight", 1)
@@ -81,7 +81,7 @@ async def test_what_is_out_and_what_waits_for_it(api: Api, gate: Gate) -> None:
     await reaches(api, "mainspring_delivery_seconds_count", 1, kind="log")
 
 
-async def test_what_is_held_in_memory_and_what_is_overdue(api: Api, gate: Gate) -> None:
+async def test_metrics_show_tasks_in_memory_and_overdue_tasks(api: Api, gate: Gate) -> None:
     assert await total(api, "mainspring_look_ahead_limit") == 200_000
     await api.client.put("log:", "soon", after="40s")
     await reaches(api, "mainspring_look_ahead", 1)
@@ -129,7 +129,7 @@ async def test_an_open_breaker_is_counted(api: Api, gate: Gate) -> None:
     await reaches(api, "mainspring_breakers_open", 1)
 
 
-async def test_a_queue_and_who_works_on_it(api: Api) -> None:
+async def test_a_queue_is_shown_with_its_workers(api: Api) -> None:
     await api.client.put(TARGET, 1)
     await reaches(api, "mainspring_queue_ready", 1, queue="mail")
     await reaches(api, "mainspring_queue_oldest_seconds", 0.1, queue="mail")

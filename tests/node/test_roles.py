@@ -47,7 +47,7 @@ async def test_a_node_without_the_scheduler_takes_requests_owns_nothing_and_is_r
         assert not [line for line in figures if line.startswith("mainspring_partition")]
 
 
-async def test_a_node_without_the_scheduler_says_when_the_server_is_away_and_when_it_is_back() -> None:
+async def test_a_node_without_the_scheduler_logs_an_outage_of_the_server_and_its_end() -> None:
     with standalone(aof=True) as server:
         async with serving_api(Config(redis_url=server.url, port=0, roles=("api",))) as api:
             server.kill()
@@ -98,7 +98,7 @@ async def test_a_node_stays_ready_while_the_server_is_full() -> None:
             assert (await api.get("/readyz")).status == 200
 
 
-async def test_a_node_without_the_api_answers_only_those_who_watch_it(tmp_path: Path) -> None:
+async def test_a_node_without_the_api_answers_only_monitoring(tmp_path: Path) -> None:
     config = Config(data_dir=tmp_path / "data", port=0, roles=("scheduler",))
     async with serving_api(config) as api:
         for path in ("/livez", "/readyz", "/healthy", "/metrics"):

@@ -77,7 +77,7 @@ def test_a_schedule_with_a_policy_of_its_own_is_judged_by_the_usual_timeout_of_w
     check_definition(define("hook", target="log:", **call), NOW_MS)
 
 
-def test_what_a_schedule_leaves_to_the_settings_is_not_refused() -> None:
+def test_a_schedule_is_not_refused_for_what_it_leaves_to_the_settings() -> None:
     check_definition(define("hook", target="https://example.com/", every="1s"), NOW_MS)
 
 
@@ -87,7 +87,7 @@ def test_the_search_for_runs_ends_in_time_and_says_so() -> None:
     assert runs_ahead(job, NOW_MS, 3, 0) == ([], True)
 
 
-def test_default_retries_are_told_apart_from_chosen_ones() -> None:
+def test_default_retries_are_distinguished_from_chosen_ones() -> None:
     def codes(**fields: Any) -> set[str]:
         found = findings_of(define("job", every="30s", target="https://example.com/", **fields), NOW_MS, CONFIG)
         return {finding.code for finding in found}

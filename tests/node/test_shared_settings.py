@@ -185,7 +185,7 @@ async def test_a_node_starts_on_a_full_server_that_has_no_settings_yet(
     assert "its shared settings are written later" in caplog.text
 
 
-def test_what_a_later_version_keeps_is_passed_over() -> None:
+def test_settings_of_a_later_version_are_ignored() -> None:
     shared = SharedSettings()
     shared.take({"colour": "blue", "dedupe_window": "unreadable", "max_payload_bytes": "7"})
     assert (shared.dedupe_window_ms, shared.max_payload_bytes) == (3_600_000, 7)

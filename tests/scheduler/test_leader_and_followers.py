@@ -188,7 +188,7 @@ def test_without_a_fault_three_copies_run_every_planned_time_exactly_once(fleet:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_whoever_is_killed_no_planned_time_is_missing_and_only_what_was_under_way_is_repeated(fleet: Fleet) -> None:
+def test_after_any_kill_no_planned_time_is_missing_and_only_runs_in_flight_are_repeated(fleet: Fleet) -> None:
     rng = random.Random(int(os.environ.get("MAINSPRING_TEST_SEED", "5")))
     for _ in range(3):
         fleet.add()

@@ -91,7 +91,7 @@ def test_a_program_cannot_pin_what_it_declares() -> None:
         Scheduler(Config()).register("nightly", "log:", cron="@daily", pinned=True)  # type: ignore[call-arg]
 
 
-async def test_a_declaration_whose_time_is_over_stops_nobody(
+async def test_a_declaration_whose_time_is_over_stops_no_program(
     client: Client, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     end_ms = START_MS + 60_000
@@ -118,7 +118,7 @@ async def test_once_with_another_time_runs_once_more(ticker: Ticker, client: Cli
     assert await ticker.advance(seconds=200_000) == [], "each of them once"
 
 
-async def test_a_declaration_that_has_made_all_its_runs_stops_nobody(
+async def test_a_declaration_that_has_made_all_its_runs_stops_no_program(
     ticker: Ticker, client: Client, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     await publish(client.schedules, [define("twice", every="5s", target="log:", max_runs=2)], START_MS)

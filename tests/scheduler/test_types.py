@@ -90,6 +90,7 @@ expire.now(idd="x")  # wrong
 expire.now(id=5)  # wrong
 scheduler.cron("0 3 * * *", expire, timezoone="UTC")  # wrong
 scheduler.every("30s", expire, jitter=5)  # wrong
+scheduler.cron("0 3 * * *", expire, dst_gap="never")  # wrong
 text: str = expire.now().put(order_id="x").result()  # wrong
 scheduler.handler(queue=5)  # wrong
 

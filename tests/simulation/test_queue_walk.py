@@ -170,7 +170,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_walk_through_accidents_ends_with_even_books(server: Server, seed: int) -> None:
+async def test_a_walk_through_accidents_ends_with_balanced_counters(server: Server, seed: int) -> None:
     async with AsyncExitStack() as stack:
         namespace = f"t{uuid.uuid4().hex[:10]}"
         store = await Store.open(server.url, namespace=namespace, partitions=PARTITIONS, clock=ManualClock())

@@ -43,6 +43,7 @@ from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.store.tasks import cancel, encode, put, put_ids
 from mainspring.testing.servers import Server, standalone
+from mainspring.testing.ticker import turn
 from tests.support.simulation_model import SURE, Known, Model, Row
 
 T = TypeVar("T")
@@ -394,7 +395,7 @@ class Timeline(RuleBasedStateMachine):
         self.model.hears = all(one.unanswered is None for one in node.engine.owned.values())
         try:
             for _ in range(TURNS):
-                self._watch(node, node.engine.turn())
+                self._watch(node, turn(node.engine))
         except StoreError:
             assert node.road.failed, "a turn failed although nothing was wrong"
         finally:
@@ -532,7 +533,7 @@ class Timeline(RuleBasedStateMachine):
         replies = self.server.calls(
             [("HKEYS", names.dead) for names in partitions] + [("HMGET", names.n, *_COUNTED) for names in partitions]
         )
-        dead = {letter for letters in replies[:PARTITIONS] for letter in letters}
+        dead = {dead_letter for dead_letters in replies[:PARTITIONS] for dead_letter in dead_letters}
         for p, counted in enumerate(replies[PARTITIONS:]):
             counts = [int(c or 0) for c in counted]
             assert counts[0] == open_rows[p] + sum(counts[1:]), f"partition {p}: {counts}, {open_rows[p]} open"

@@ -77,7 +77,7 @@ async def sink() -> AsyncIterator[HttpSink]:
     await made.aclose()
 
 
-def test_the_canary_notices_who_comes(canary: Canary) -> None:
+def test_the_canary_notices_every_connection(canary: Canary) -> None:
     with socket.create_connection(("127.0.0.1", canary.port)):
         assert canary.visitors == 1
 

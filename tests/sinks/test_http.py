@@ -104,7 +104,7 @@ async def test_user_and_password_or_a_token_are_sent(sink: HttpSink) -> None:
 
 
 async def test_a_signed_request_is_accepted_by_the_public_library(sink: HttpSink) -> None:
-    secrets = tuple("whsec_" + base64.b64encode(letter * 32).decode() for letter in (b"n", b"o"))
+    secrets = tuple("whsec_" + base64.b64encode(dead_letter * 32).decode() for dead_letter in (b"n", b"o"))
     with receiving() as receiver:
         await send(sink, Webhook(receiver.url, secrets=secrets), '{"name": "grüße"}'.encode())
     [request] = receiver.requests
@@ -132,7 +132,7 @@ async def test_connections_are_used_again(sink: HttpSink) -> None:
         assert receiver.most_at_once <= 3
 
 
-async def test_of_very_many_hosts_only_some_connections_are_kept(
+async def test_only_some_connections_are_kept_for_very_many_hosts(
     sink: HttpSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a file of the process, and those that wait for their next use are under way nowhere."""
@@ -297,7 +297,7 @@ async def test_after_410_nothing_more_is_sent_of_what_waits_and_the_outcome_says
         assert len(receiver.requests) == 2, "whether it may be tried again is not for the sink to say"
 
 
-async def test_where_410_disables_nothing_it_ends_its_own_task_only(sink: HttpSink) -> None:
+async def test_without_gone_disables_410_ends_its_own_task_only(sink: HttpSink) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
         outcomes = await sink.deliver_to(Webhook(receiver.url), [delivery("target:x", number=n) for n in range(5)])
         assert len(receiver.requests) == 5
@@ -336,7 +336,7 @@ async def test_an_answer_that_never_ends_is_cut_off_in_time(sink: HttpSink) -> N
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", "Got more than"),
     ],
 )
-async def test_what_is_no_answer_is_tried_again(sink: HttpSink, said: bytes, reason: str) -> None:
+async def test_a_malformed_response_is_tried_again(sink: HttpSink, said: bytes, reason: str) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"42}")
         writer.write(said)
@@ -349,7 +349,7 @@ async def test_what_is_no_answer_is_tried_again(sink: HttpSink, said: bytes, rea
     assert reason in outcome.reason
 
 
-async def test_nobody_listening_is_tried_again(sink: HttpSink) -> None:
+async def test_a_refused_connection_is_tried_again(sink: HttpSink) -> None:
     with receiving() as receiver:
         url = receiver.url
     [outcome] = await sink.deliver([delivery(url)])

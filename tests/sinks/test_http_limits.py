@@ -90,7 +90,7 @@ async def test_as_many_as_may_be_sent_at_one_time_always_find_room() -> None:
     assert await hosts.carry("a", Limits(3), deliveries(3), target.send) == [DONE] * 3
 
 
-async def test_what_cannot_be_begun_in_time_is_put_off_and_what_was_begun_is_waited_for(
+async def test_requests_not_begun_in_time_are_put_off_and_begun_ones_are_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_limits, "MAX_QUEUED_S", 0.01)
@@ -303,7 +303,7 @@ async def test_closing_ends_what_is_under_way() -> None:
         await load
 
 
-async def test_what_waited_is_looked_at_again_before_it_is_sent() -> None:
+async def test_a_request_that_waited_is_checked_again_before_it_is_sent() -> None:
     hosts, target = Hosts(room=1000, connections=100), Target(is_open=False)
     expired: dict[int, Outcome] = {}
     asked: list[int] = []

@@ -69,7 +69,7 @@ def guard(*allow: str, answers: Mapping[str, Sequence[str]] | None = None) -> Ad
         ("2001:0:1::1", "an IPv4 address inside an IPv6 one"),
     ],
 )
-def test_what_is_not_public_is_called_by_its_name(address: str, what: str) -> None:
+def test_each_kind_of_address_that_is_not_public_has_a_name(address: str, what: str) -> None:
     assert not_public(ip_address(address)) == what
 
 

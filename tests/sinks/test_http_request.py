@@ -25,7 +25,7 @@ def test_any_2xx_is_done(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [101, 302, 303, 304, 307, 408, 425, 429, 500, 501, 502, 503, 504, 599, 600, 999])
-def test_what_may_pass_is_tried_again(status: int) -> None:
+def test_temporary_statuses_are_tried_again(status: int) -> None:
     outcome = outcome_of(Response(status), NOW_S)
     assert isinstance(outcome, Retry)
     assert outcome.reason.startswith(f"HTTP {status}")
@@ -33,7 +33,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 308, 400, 401, 403, 404, 405, 409, 410, 411, 413, 422, 426, 428, 431, 499])
-def test_what_will_not_pass_is_dead(status: int) -> None:
+def test_permanent_statuses_are_dead(status: int) -> None:
     outcome = outcome_of(Response(status), NOW_S)
     assert isinstance(outcome, Dead)
     assert outcome.reason.startswith(f"HTTP {status}")
@@ -99,8 +99,8 @@ def test_headers_are_kept_within_bounds() -> None:
 # -- signatures ------------------------------------------------------------------------------------------------
 
 
-def secret(letter: bytes) -> str:
-    return "whsec_" + base64.b64encode(letter * 24).decode()
+def secret(dead_letter: bytes) -> str:
+    return "whsec_" + base64.b64encode(dead_letter * 24).decode()
 
 
 PAYLOAD = '{"order": 42, "name": "grüße"}'
@@ -114,14 +114,14 @@ def test_a_signature_is_accepted_by_the_public_library() -> None:
 
 def test_every_secret_signs_so_that_receivers_can_change_over() -> None:
     headers = Signer([secret(b"a"), secret(b"b")]).headers(KEY, int(time.time()), PAYLOAD.encode())
-    for letter in (b"a", b"b"):
-        Verifier(secret(letter)).verify(PAYLOAD, headers)
+    for dead_letter in (b"a", b"b"):
+        Verifier(secret(dead_letter)).verify(PAYLOAD, headers)
     with pytest.raises(WebhookVerificationError):
         Verifier(secret(b"c")).verify(PAYLOAD, headers)
 
 
 @pytest.mark.parametrize("change", ["webhook-id", "webhook-timestamp", "payload"])
-def test_what_was_changed_on_the_way_is_not_accepted(change: str) -> None:
+def test_a_request_changed_on_its_way_is_not_accepted(change: str) -> None:
     headers = Signer([secret(b"a")]).headers(KEY, int(time.time()), PAYLOAD.encode())
     payload = PAYLOAD
     if change == "payload":

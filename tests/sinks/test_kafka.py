@@ -194,7 +194,7 @@ async def test_topics_that_the_settings_name_are_created_at_the_start(kafka: Bro
         await until(lambda: name in admin.list_topics(timeout=WAIT_S).topics, "the topic")
 
 
-async def test_a_missing_topic_is_created_when_the_node_is_told_to(kafka: Broker) -> None:
+async def test_a_missing_topic_is_created_if_the_settings_say_so(kafka: Broker) -> None:
     name = f"made{uuid4().hex[:6]}"
     async with sinking(kafka, create_topics=True, partitions=3, replication=1) as sink:
         assert await sink.deliver(some(name, 5)) == [DONE] * 5
@@ -282,7 +282,9 @@ async def test_a_broker_killed_under_load_loses_nothing(world: Callable[..., Any
     assert repeated_otherwise(received) == []
 
 
-async def test_memory_is_bounded_while_the_broker_is_away(world: Callable[..., Any], kafka: Broker, topic: str) -> None:
+async def test_memory_is_bounded_while_the_broker_is_unavailable(
+    world: Callable[..., Any], kafka: Broker, topic: str
+) -> None:
     count, room, queue = 5_000, 1_000, 300
     in_flight = room * 3 // 4  # the last quarter is kept for other receivers
     properties = Properties({"queue.buffering.max.messages": queue})
@@ -311,7 +313,7 @@ async def test_a_node_that_starts_has_its_producer_before_the_first_task(
     assert [int(one.value) for one in read_topic(kafka.servers, topic)] == [1]
 
 
-async def test_what_waits_too_long_comes_back_without_a_lost_attempt(kafka: Broker, topic: str) -> None:
+async def test_a_request_that_waits_too_long_comes_back_without_a_lost_attempt(kafka: Broker, topic: str) -> None:
     async with sinking(kafka, {"message.timeout.ms": 1_000}) as sink:
         # To reach the broker for the first time may itself take longer than that.
         while await sink.deliver(some(topic, 1)) != [DONE]:
@@ -322,7 +324,7 @@ async def test_what_waits_too_long_comes_back_without_a_lost_attempt(kafka: Brok
         assert all(isinstance(outcome, Retry) and outcome.untried for outcome in outcomes)
 
 
-async def test_a_producer_that_lost_its_identity_is_made_anew(kafka: Broker) -> None:
+async def test_a_producer_that_lost_its_identity_is_replaced(kafka: Broker) -> None:
     """Told to leave no gaps, the library takes a refused message for the end: that producer never sends again."""
     topic = made_topic(kafka, max_message_bytes="2000")
     async with sinking(kafka, {"enable.gapless.guarantee": True}) as sink:
@@ -343,7 +345,7 @@ async def broken_under_load(sink: KafkaSink, narrow: str, wide: str) -> list[Out
     return [outcome for one in beside for outcome in await one]
 
 
-async def test_what_a_broken_producer_still_had_comes_back_without_a_lost_attempt(kafka: Broker) -> None:
+async def test_messages_of_a_broken_producer_come_back_without_a_lost_attempt(kafka: Broker) -> None:
     narrow, wide = made_topic(kafka, max_message_bytes="2000"), made_topic(kafka)
     async with sinking(kafka, {"enable.gapless.guarantee": True}) as sink:
         for topic in (narrow, wide):

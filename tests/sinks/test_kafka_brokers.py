@@ -49,7 +49,7 @@ async def until_in_flight(node: Node, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_writes_go_on_without_one_of_three_and_wait_without_two(
+async def test_writes_succeed_without_one_of_three_and_wait_without_two(
     kafka: Brokers, mainspring_url: str, mainspring_namespace: str
 ) -> None:
     config = Config(

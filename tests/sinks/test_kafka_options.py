@@ -53,7 +53,7 @@ def test_properties_may_be_quoted_or_nested() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_what_the_promises_rest_on_cannot_be_set(name: str) -> None:
+def test_properties_that_the_promises_rest_on_cannot_be_set(name: str) -> None:
     with pytest.raises(InvalidInput, match="cannot be set"):
         Properties({name: "0"})
 

@@ -221,8 +221,8 @@ async def test_what_is_no_notice_dies_and_an_unknown_channel_waits_for_a_node_th
     await ticker.client.put("notify:ops", {"hello": 1})
     await ticker.client.put("notify:opps", msgspec.to_builtins(notice()), id="x")
     await ticker.turn()
-    [letter] = await list_dead(store)
-    assert letter.reason.startswith("the payload is no notice:")
+    [dead_letter] = await list_dead(store)
+    assert dead_letter.reason.startswith("the payload is no notice:")
     info = await ticker.client.get("x")
     assert info.errors == ("this node has no channel 'opps'; add [notify.opps] to its settings",)
 
@@ -291,6 +291,14 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
     page = html.get_content().replace("\r\n", "\n")
     assert "<th align='left'>status</th><td>500</td>" in page
     assert "sold out &lt;today&gt;\nsorry</pre>" in page
+
+
+async def test_an_encoded_word_in_a_subject_is_not_decoded(http: HttpSink, tmp_path: Path) -> None:
+    with mail_server(tmp_path, tls="never") as box:
+        evil = told(notice("lane:=?utf-8?b?DQpCY2M6IGV2aWxAeC5jb20NCg0KYm9keQ==?="))
+        assert await send(http, {"to": "mail:a@example.com", "smtp": box.url}, evil) == DONE
+        [mail] = box.mails
+    assert str(mail["Subject"]) == "[shop] lane:= ?utf-8?b?DQpCY2M6IGV2aWxAeC5jb20NCg0KYm9keQ== ?= failed"
 
 
 async def test_a_repeated_mail_has_the_same_message_id(http: HttpSink, tmp_path: Path) -> None:
@@ -491,8 +499,8 @@ async def test_a_beat_whose_node_dies_half_way_is_told_once(
 async def test_a_beat_nobody_expects_dies_and_says_what_to_give(tickers: Tickers, store: Store, http: HttpSink) -> None:
     ticker = await ticking(tickers, http, {})
     await beat(ticker)
-    [letter] = await list_dead(store)
-    assert "give every or cron" in letter.reason
+    [dead_letter] = await list_dead(store)
+    assert "give every or cron" in dead_letter.reason
 
 
 async def test_the_settings_say_when_a_beat_is_expected(tickers: Tickers, store: Store, http: HttpSink) -> None:

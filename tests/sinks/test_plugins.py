@@ -99,7 +99,7 @@ def test_a_client_without_the_package_says_what_to_do() -> None:
     assert "or use a named target of the nodes, target:<name>" in said
 
 
-def test_who_uses_our_schemes_never_looks_for_others() -> None:
+def test_built_in_schemes_never_cause_a_search_for_plugins() -> None:
     code = (
         "import sys, mainspring; from mainspring import Client;"
         "from mainspring.model.targets.names import check_target;"

@@ -81,17 +81,17 @@ async def test_a_dead_letter_says_what_the_target_answered_every_time(
     with receiving(lambda _: next(answers)) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s")
         await ticker.advance(minutes=10)
-    [letter] = await list_dead(store)
-    assert letter.reason == "HTTP 404 Not Found: no such order"
-    assert letter.errors == ("HTTP 500 Internal Server Error: broken", "HTTP 404 Not Found: no such order")
-    assert letter.attempts == 2
-    answer = letter.response
+    [dead_letter] = await list_dead(store)
+    assert dead_letter.reason == "HTTP 404 Not Found: no such order"
+    assert dead_letter.errors == ("HTTP 500 Internal Server Error: broken", "HTTP 404 Not Found: no such order")
+    assert dead_letter.attempts == 2
+    answer = dead_letter.response
     assert answer is not None
     assert (answer.status, answer.body, dict(answer.headers)["X-Why"]) == (404, b"no such order", "sold")
-    told = letter.as_dict("main")["response"]
+    told = dead_letter.as_dict("main")["response"]
     assert (told["status"], told["body"]) == (404, "no such order")
     assert Response.from_dict(told) == answer
-    shown = lines_of(letter, "main")
+    shown = lines_of(dead_letter, "main")
     assert "  X-Why: sold" in shown
     assert "  no such order" in shown
 
@@ -101,8 +101,8 @@ async def test_an_answer_that_is_no_text_is_kept_as_it_came(tickers: Tickers, st
     with receiving(lambda _: Answer(404, {}, b"\xff\x00")) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s")
         await ticker.advance(seconds=2)
-    [letter] = await list_dead(store)
-    told = letter.as_dict("main")["response"]
+    [dead_letter] = await list_dead(store)
+    told = dead_letter.as_dict("main")["response"]
     assert (told["body_base64"], Response.from_dict(told).body) == ("/wA=", b"\xff\x00")
 
 
@@ -158,7 +158,7 @@ async def test_bytes_that_are_no_text_in_an_answer_harm_neither_the_task_nor_its
     result = await ticker.client.run_result("t7", timeout=60)
     assert result.response is not None
     assert dict(result.response.headers)["X-City"] == "caf?"
-    assert [letter.id for letter in await list_dead(store)] == ([] if status == 200 else ["t7"])
+    assert [dead_letter.id for dead_letter in await list_dead(store)] == ([] if status == 200 else ["t7"])
 
 
 async def test_the_result_of_an_earlier_task_is_not_that_of_a_later_one(tickers: Tickers, sink: HttpSink) -> None:
@@ -219,7 +219,7 @@ async def test_on_a_full_server_calls_end_and_their_answers_are_kept(
         assert all(one is not None and one.response is not None for one in results)
 
 
-async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:
+async def test_a_postponed_task_loses_no_attempt_and_keeps_its_key(tickers: Tickers, store: Store) -> None:
     class Busy:
         """Puts off twice, then fails, then takes it."""
 
@@ -265,9 +265,7 @@ async def test_deliveries_are_handed_over_in_small_batches_and_all_are_marked_do
 # -- named targets ---------------------------------------------------------------------------------------------
 
 
-async def test_a_name_stands_for_a_webhook_or_for_another_address(
-    tickers: Tickers, store: Store, sink: HttpSink
-) -> None:
+async def test_a_name_leads_to_a_webhook_or_another_address(tickers: Tickers, store: Store, sink: HttpSink) -> None:
     with receiving() as receiver:
         hook = Webhook(receiver.url, method="PUT", headers=(("X-Shop", "1"),))
         targets = Targets({"orders": hook, "plain": Plain(receiver.url + "/plain")})
@@ -280,9 +278,7 @@ async def test_a_name_stands_for_a_webhook_or_for_another_address(
     assert (second.method, second.path, second.body) == ("POST", "/hook/plain", b"2")
 
 
-async def test_a_name_nobody_knows_is_tried_again_and_said_once(
-    sink: HttpSink, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unknown_name_is_tried_again_and_logged_once(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
     named = NamedSink(Targets({"odd": Plain("kafka:x"), "wrong": Webhook("https://a.example/")}), {"https": LogSink()})
     expected = {
         "target:orders": "this node has no target 'orders'; add [targets.orders] to its settings",
@@ -345,14 +341,14 @@ async def test_elsewhere_the_loopback_is_refused_with_the_setting_that_allows_it
         try:
             assert node.client is not None
             await node.client.put(receiver.url, 1, after="10ms")
-            letters: list[str] = []
+            dead_letters: list[str] = []
             async with asyncio.timeout(60):
-                while not letters:
-                    letters = [one.reason for one in await list_dead(node.client.store)]
+                while not dead_letters:
+                    dead_letters = [one.reason for one in await list_dead(node.client.store)]
         finally:
             await node.stop()
         assert receiver.connections == 0
-    assert letters[0].endswith("MAINSPRING_HTTP_ALLOW=127.0.0.1, or --http-allow 127.0.0.1")
+    assert dead_letters[0].endswith("MAINSPRING_HTTP_ALLOW=127.0.0.1, or --http-allow 127.0.0.1")
 
 
 # -- 410 Gone ----------------------------------------------------------------------------------------------------
@@ -362,7 +358,7 @@ def gone_target(sink: HttpSink, url: str) -> dict[str, NamedSink]:
     return {"target": NamedSink(Targets({"shop": Webhook(url, gone_disables=True)}), {"http": sink})}
 
 
-async def test_410_disables_the_target_on_all_nodes_until_somebody_resumes_it(
+async def test_410_disables_the_target_on_all_nodes_until_it_is_resumed(
     tickers: Tickers, store: Store, sink: HttpSink, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = True
@@ -390,7 +386,7 @@ async def test_410_disables_the_target_on_all_nodes_until_somebody_resumes_it(
             await node.turn()
         assert len(receiver.requests) == 1
         assert len(first.deliveries) + len(second.deliveries) == 1
-        reasons = {letter.reason for letter in await list_dead(store)}
+        reasons = {dead_letter.reason for dead_letter in await list_dead(store)}
         assert reasons == {"HTTP 410 Gone", f"dropped while paused by {pause.who}: HTTP 410 Gone"}
         assert len([one for one in caplog.records if "is disabled on all nodes" in one.message]) == 1
         gone = False
@@ -419,7 +415,7 @@ async def test_a_target_that_410_disabled_stays_so_after_a_restart(
     assert len(await list_dead(store)) == 6
 
 
-async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers, store: Store, sink: HttpSink) -> None:
+async def test_410_does_not_overwrite_an_existing_pause(tickers: Tickers, store: Store, sink: HttpSink) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
         ticker = await tickers(sinks=gone_target(sink, receiver.url))
         await ticker.client.pause(target="target:shop", reason="they move house", by="ops")
@@ -434,7 +430,7 @@ async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers,
     assert not await list_dead(store)
 
 
-async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
+async def test_the_pause_that_a_node_makes_is_in_the_audit_trail_once(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
@@ -451,7 +447,7 @@ async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
     assert pause.reason == "HTTP 410 Gone"
 
 
-async def test_a_pause_that_a_node_did_not_make_is_not_told_as_its_own(
+async def test_a_pause_that_a_node_did_not_make_is_not_recorded_as_its_own(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))

@@ -32,7 +32,7 @@ async def test_the_tests_of_the_data_path_run_as_that_user(fleet: Server | Serve
     assert not {f"+{command}" for command in TESTS_OWN} & set(rules("t*")), "what we need is not granted by the tests"
 
 
-def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Server, tmp_path: Path) -> None:
+def test_the_printed_rules_work_on_a_server_and_a_node_runs_with_them(server: Server, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET + "\n")
     told = run("acl", "--user", USER, "--namespace", "shop", "--password-file", "secret", cwd=tmp_path)
     assert (told.returncode, told.stderr) == (0, "")
@@ -57,9 +57,7 @@ def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: S
     assert server.call("ACL", "DRYRUN", USER, "GET", "{shop}:meta") == b"OK"
 
 
-async def test_what_nobody_may_be_told_of_is_done_all_the_same(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_write_succeeds_although_publishing_is_denied(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """The usual user of Redis 7 has no channels. A put that failed for want of a wake-up was stored, and stored again
     when it was repeated."""
     server.call("ACL", "SETUSER", "deaf", "on", f">{SECRET}", "~*", "+@all", "resetchannels")

@@ -59,7 +59,7 @@ def test_every_command_that_is_sent_or_called_has_its_place() -> None:
     assert not unknown, f"give these a place in store/acl.py, and a sample in store/rights.py: {sorted(unknown)}"
 
 
-def test_nothing_is_allowed_that_nobody_sends() -> None:
+def test_no_command_is_allowed_that_is_never_sent() -> None:
     # EVAL and the transactions are put together from parts; all others are found as they stand.
     allowed = {name.upper() for name in acl.commands(disk=True)}
     assert allowed - sent() - called() == set()

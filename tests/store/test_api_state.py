@@ -24,7 +24,7 @@ async def test_keys_are_kept_listed_and_revoked(store: Store) -> None:
     assert await list_keys(store) == [second]
 
 
-async def test_a_key_that_cannot_be_read_lets_nobody_in_and_hides_no_other(store: Store) -> None:
+async def test_an_unreadable_key_authenticates_no_caller_and_hides_no_other_key(store: Store) -> None:
     good = ApiKey(new_key_id(), "good", "reader", "h", 1)
     await add_key(store, good)
     await store.run_one(store.keys.slot, [("HSET", store.keys.access, "bad", b"\xff{")])

@@ -63,7 +63,7 @@ def test_many_entries_are_read_at_once(some: list[Body]) -> None:
 
 
 @given(st.lists(bodies, min_size=1, max_size=6))
-def test_a_target_is_told_of_all_only_where_all_have_it_and_nothing_beyond_id_and_lane(some: list[Body]) -> None:
+def test_one_target_for_all_bodies_needs_bodies_without_more_than_id_and_lane(some: list[Body]) -> None:
     told = target_of_all(without_headers([entry(0, 0, IDH, body) for body in some]))
     if told is not None:
         assert [body.target for body in some] == [told] * len(some)
@@ -71,7 +71,7 @@ def test_a_target_is_told_of_all_only_where_all_have_it_and_nothing_beyond_id_an
 
 
 @given(st.text(max_size=300), st.lists(st.binary(max_size=40), min_size=1, max_size=9), names)
-def test_the_target_of_plain_tasks_is_told(target: str, payloads: list[bytes], id: str | None) -> None:
+def test_the_target_of_plain_tasks_is_returned(target: str, payloads: list[bytes], id: str | None) -> None:
     some = [entry(0, 0, IDH, Body(target, payload, id)) for payload in payloads]
     assert target_of_all(without_headers(some)) == target
     longer = [entry(0, 0, IDH, Body(target + "x", b"", id)), entry(0, 0, IDH, Body(target + "a", b"", id))]
@@ -108,7 +108,7 @@ def test_json_values_come_back_as_they_were(payload: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b'"\xff"', b"[" * 100_000], ids=["cut", "empty", "not text", "deep"])
-def test_a_payload_that_is_not_json_is_told_as_bytes(data: bytes) -> None:
+def test_a_payload_that_is_not_json_is_shown_as_bytes(data: bytes) -> None:
     assert decode_payload(Body("log:", data)) == data
 
 
@@ -149,7 +149,7 @@ def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> No
 
 @pytest.mark.parametrize("payload", [b"1", b"123456"], ids=["short", "as long as an address"])
 @pytest.mark.parametrize("flags", [TOMBSTONE, TOMBSTONE | FORWARD, TOMBSTONE | RESENT, 255])
-def test_an_entry_with_a_body_is_no_tomb_whatever_its_flags_say(flags: int, payload: bytes) -> None:
+def test_an_entry_with_a_body_is_no_tombstone_whatever_its_flags_say(flags: int, payload: bytes) -> None:
     assert len(entry(7, 0, IDH, Body("log:", b"123456"))) == MARK_BYTES
     assert not is_tombstone(entry(7, flags, IDH, Body("log:", payload)))
 
@@ -161,7 +161,7 @@ def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
     assert header(first) != header(entry(8, 0, IDH, Body("log:", b"1")))
 
 
-def test_a_tomb_is_four_bytes_or_carries_its_flag_and_no_body() -> None:
+def test_a_tombstone_is_four_bytes_or_carries_its_flag_and_no_body() -> None:
     row = entry(7, 0, IDH, Body("log:", b"1"))
     assert is_tombstone(IDH[:4])
     assert is_tombstone(row[:4] + bytes((TOMBSTONE | RESENT,)) + row[5:HEADER_BYTES])

@@ -86,7 +86,7 @@ async def test_nothing_is_taken_where_nothing_is(store: Store, worker: HandWorke
     assert await queue_state.depths(store) == {}
 
 
-async def test_a_worker_that_stood_still_for_longer_than_its_lease_ends_nothing(
+async def test_a_worker_suspended_for_longer_than_its_lease_ends_nothing(
     ticker: Ticker, worker: HandWorker, other: HandWorker
 ) -> None:
     await queued(ticker, "x")
@@ -148,7 +148,7 @@ async def test_work_that_is_given_back_is_there_at_once_and_was_not_delivered(
     assert await other.end(*again) == ["ok", "ok"], "a late word of the former worker changes nothing"
 
 
-async def test_a_job_that_is_given_back_goes_on_counting_the_workers_that_died(
+async def test_a_job_that_is_given_back_keeps_counting_the_workers_that_died(
     ticker: Ticker, worker: HandWorker, other: HandWorker
 ) -> None:
     await queued(ticker, "x", id="x")
@@ -168,7 +168,9 @@ async def test_a_job_that_is_given_back_goes_on_counting_the_workers_that_died(
     assert (await balance(ticker.store)).cancelled == 1
 
 
-async def test_many_partitions_go_on_when_a_server_is_away(ticker: Ticker, store: Store, worker: HandWorker) -> None:
+async def test_many_partitions_continue_when_one_server_is_unavailable(
+    ticker: Ticker, store: Store, worker: HandWorker
+) -> None:
     await queued(ticker, "x")
     with bad_road(store) as road:
         road.next("never sent", only=calls("queue_take"))
@@ -181,7 +183,7 @@ async def test_many_partitions_go_on_when_a_server_is_away(ticker: Ticker, store
     assert b'"x"' in values(jobs)
 
 
-async def test_what_a_server_gave_in_a_lost_answer_comes_back(
+async def test_jobs_in_a_lost_reply_come_back(
     ticker: Ticker, store: Store, worker: HandWorker, other: HandWorker
 ) -> None:
     await queued(ticker, "x")
@@ -197,7 +199,7 @@ async def test_what_a_server_gave_in_a_lost_answer_comes_back(
 # -- ends -----------------------------------------------------------------------------------------------------
 
 
-async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWorker) -> None:
+async def test_every_end_moves_the_counters_by_one(ticker: Ticker, worker: HandWorker) -> None:
     await queued(ticker, *"abcd")
     a, b, c, d = await worker.take()
     ends = [End(a, DONE), End(b, Retry("no", after_ms=5_000)), End(c, Dead("never")), End(d, JobCancelled())]
@@ -208,11 +210,11 @@ async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWork
     )
     assert await job_queue.finish(ticker.store, ends) == ["lost"] * 4
     assert await balance(ticker.store) == books
-    [letter] = await list_dead(ticker.store)
-    assert (letter.reason, letter.payload, letter.attempts) == ("never", b'"c"', 1)
+    [dead_letter] = await list_dead(ticker.store)
+    assert (dead_letter.reason, dead_letter.payload, dead_letter.attempts) == ("never", b'"c"', 1)
 
 
-async def test_an_end_that_is_told_twice_in_one_call_counts_once(ticker: Ticker, worker: HandWorker) -> None:
+async def test_an_end_that_is_listed_twice_in_one_call_counts_once(ticker: Ticker, worker: HandWorker) -> None:
     await queued(ticker, "x")
     job = await worker.take_one()
     assert await job_queue.finish(ticker.store, [End(job, DONE), End(job, Dead("no"))]) == ["ok", "lost"]
@@ -282,13 +284,13 @@ async def test_results_are_kept_for_their_time(ticker: Ticker, worker: HandWorke
     assert await ticker.store.run_one(keys.slot, [("GET", keys.result(job.idh))]) == [b"42"]
 
 
-async def test_what_has_expired_is_not_run(ticker: Ticker, clock: ManualClock, worker: HandWorker) -> None:
+async def test_an_expired_job_is_not_run(ticker: Ticker, clock: ManualClock, worker: HandWorker) -> None:
     await queued(ticker, "x", expires="10s")
     await queued(ticker, "y", expires="1h")
     clock.advance(seconds=11)
     assert values(await worker.take()) == [b'"y"']
-    [letter] = await list_dead(ticker.store)
-    assert letter.reason == "expired"
+    [dead_letter] = await list_dead(ticker.store)
+    assert dead_letter.reason == "expired"
     books = await balance(ticker.store)
     assert (books.dead, books.queued) == (1, 1)
 

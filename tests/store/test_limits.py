@@ -87,7 +87,7 @@ async def test_a_rate_and_slots_together_give_the_less_of_both(store: Store, clo
     assert (await grant(store, limit, 9, used=0)).permits == 1
 
 
-async def test_who_has_permits_in_hand_gets_slots_for_them_and_no_more_permits(store: Store) -> None:
+async def test_a_node_with_unused_permits_gets_slots_for_them_and_no_more_permits(store: Store) -> None:
     limit = Limit(Rate.read("1/h"), concurrency=2)
     assert await grant(store, limit, 1) == Granted(1, 1, 0)
     assert await grant(store, limit, 0, have=1) == Granted(0, 0, 0), "nobody came: the slot is given back"

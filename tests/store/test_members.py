@@ -71,7 +71,7 @@ async def test_a_repeated_registration_whose_reply_was_lost_keeps_its_place(stor
     assert (await beat(store, "b")).members["b"].order == 2
 
 
-async def test_a_node_that_was_away_for_a_lease_is_gone_even_if_nobody_noticed(
+async def test_a_node_that_was_silent_for_a_lease_is_gone_even_if_no_other_noticed(
     store: Store, clock: ManualClock
 ) -> None:
     await join(store, "a")
@@ -98,7 +98,7 @@ async def test_a_lease_written_by_a_server_whose_clock_ran_ahead_is_clamped(stor
     assert await members.join(store, node("a", "restarted"), About()) == 3
 
 
-async def test_of_two_leaders_only_one_is_heard(store: Store, clock: ManualClock) -> None:
+async def test_only_one_of_two_leaders_can_write_the_plan(store: Store, clock: ManualClock) -> None:
     await join(store, "a", "b")
     first = await beat(store, "a")
     assert await members.write_plan(store, node("a"), first, ["a", "b", "a", "b"])

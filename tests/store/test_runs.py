@@ -395,6 +395,24 @@ async def test_subjects_beyond_the_bound_are_counted_together(recorder: Recorder
     assert 0 < ttl <= history.HOURS_KEPT * HOUR_MS
 
 
+async def test_the_counts_of_all_runs_cost_the_same_however_many_subjects_there_are(
+    recorder: Recorder, store: Store
+) -> None:
+    """Two weeks of hours with all subjects are tens of megabytes: one request would hold up the node for seconds."""
+    keys = store.keys.partitions[0]
+
+    async def sent_bytes() -> int:
+        [text] = await store.run_one(keys.slot, [("INFO", "stats")])
+        return int(text.split(b"total_net_output_bytes:")[1].split()[0])
+
+    store.shared.take({"history_bytes": str(1 << 32)})
+    await recorder.write(*(record(store, i, target=f"log:{i}") for i in range(1_000)))
+    now_ms, before = store.clock.now_ms(), await sent_bytes()
+    [hour] = await history.run_counts(store, "t", None, now_ms, now_ms + 1, HOUR_MS)
+    assert hour.ok == 1_000
+    assert await sent_bytes() - before < 16_000
+
+
 # -- budgets ---------------------------------------------------------------------------------------------------------
 
 

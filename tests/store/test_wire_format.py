@@ -15,6 +15,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Delivery, Outcome
 from mainspring.store.store import Store
 from mainspring.testing.servers import Kind, Server, standalone
+from mainspring.testing.ticker import turn
 
 NAMESPACE, PARTITIONS = "abroad", 4
 
@@ -113,10 +114,10 @@ async def test_a_task_written_by_hand_fires_at_its_time(store: Store, stranger: 
         info = await client.get(task_id)
         assert (info.state, info.due_ms, info.payload) == ("pending", due_ms, {"n": n})
     clock.set(due_ms - 1)
-    await engine.turn()
+    await turn(engine)
     assert sink.got == []
     clock.set(due_ms)
-    await engine.turn()
+    await turn(engine)
     assert sorted((one.idh, one.value()["n"]) for one in sink.got) == sorted(zip(idhs, range(20), strict=True))
     assert {one.idempotency_key for one in sink.got} == {f"{NAMESPACE}/{idh.hex()}/{due_ms}" for idh in idhs}
     assert [(await client.get(task_id)).state for task_id in ids] == ["done"] * 20
@@ -130,7 +131,7 @@ async def test_a_task_written_by_hand_can_be_cancelled(store: Store, stranger: r
     client = Client.over(store)
     assert await client.cancel(task_id) == "cancelled"
     clock.advance(seconds=1)
-    await engine.turn()
+    await turn(engine)
     assert sink.got == []
 
 
@@ -142,6 +143,6 @@ async def test_a_task_sent_again_by_hand_is_one_task(store: Store, stranger: red
     put_by_hand(stranger, idh, due_ms, b"null")
     put_by_hand(stranger, idh, due_ms, b"null", flags=4)
     clock.advance(seconds=1)
-    await engine.turn()
+    await turn(engine)
     assert [one.idh for one in sink.got] == [idh]
     assert (await Client.over(store).count()).pending == 0

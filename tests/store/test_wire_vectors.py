@@ -152,7 +152,7 @@ def _body(row: dict[str, Any]) -> Body:
 
 
 @each("chains", "says")
-def test_where_a_chain_stands_is_written_as_documented(row: dict[str, Any]) -> None:
+def test_the_state_of_a_chain_is_written_as_documented(row: dict[str, Any]) -> None:
     data = bytes.fromhex(row["hex"])
     link = ChainState.unpack(data)
     assert (link.generation, link.planned_ms, link.idh.hex()) == (row["generation"], row["planned_ms"], row["idh"])
@@ -189,15 +189,15 @@ def unpack(data: bytes) -> tuple[Any, bytes]:
     return (rest[:size] if first < 0xD0 else rest[:size].decode()), rest[size:]
 
 
-@each("tombs", "says")
-def test_a_tomb_is_recognised_and_still_proves_what_stood_there(row: dict[str, Any]) -> None:
-    was, tomb = bytes.fromhex(row["was"]), bytes.fromhex(row["hex"])
-    assert codec.is_tombstone(tomb)
-    assert codec.header(tomb) in (codec.header(was), codec.header(was)[4:8])
+@each("tombstones", "says")
+def test_a_tombstone_is_recognised_and_still_proves_which_entry_it_replaced(row: dict[str, Any]) -> None:
+    was, stub = bytes.fromhex(row["was"]), bytes.fromhex(row["hex"])
+    assert codec.is_tombstone(stub)
+    assert codec.header(stub) in (codec.header(was), codec.header(was)[4:8])
     if row["moved_to"] is not None:
-        assert tomb[4] & codec.FORWARD
-        assert tomb[codec.HEADER_BYTES :].hex() == row["moved_to"]
-        assert codec.forward_mark(was) + bytes.fromhex(row["moved_to"]) == tomb
+        assert stub[4] & codec.FORWARD
+        assert stub[codec.HEADER_BYTES :].hex() == row["moved_to"]
+        assert codec.forward_mark(was) + bytes.fromhex(row["moved_to"]) == stub
 
 
 @each("idempotency_keys", "id")

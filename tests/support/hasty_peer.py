@@ -13,7 +13,7 @@ class Peer:
         self._redis = Redis.from_url(url)
         self._note = note
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
         self._redis.rpush("tasks", *range(first, first + len(dues_ms)))
 
     def consume(self) -> None:

@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from mainspring.client.client import Client
 from mainspring.engine.dispatcher import Dispatcher
-from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import Engine
 from mainspring.engine.flight import Flight, FlightGroup
-from mainspring.engine.partition import CommitCall, OwnerCall, Partition
+from mainspring.engine.partition import BeginCall, CommitCall, OwnerCall
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
@@ -98,19 +97,18 @@ class EngineRecorder:
         own: dict[str, Any] = vars(engine.deliveries)
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
 
-    def _answered(
-        self, partition: Partition, call: OwnerCall, status: fire.WriteStatus, x: list[bytes] | None = None
-    ) -> list[FlightGroup] | None:
-        if status == "ok" and isinstance(call, BeginCall):
+    def _answered(self, call: OwnerCall, reply: fire.TickReply | fire.CommitReply) -> list[FlightGroup]:
+        partition = call.partition
+        if reply.status == "ok" and isinstance(call, BeginCall):
             section = call.section
             self._wrote(section.partition, section.token, section.seq, "tick", section.finished)
-        elif status == "ok" and isinstance(call, CommitCall):
+        elif reply.status == "ok" and isinstance(call, CommitCall):
             work = call.work
             settled = work.finished + len(work.retries) + len(work.deaths)
             self._wrote(work.partition, work.token, work.seq, "commit", settled)
-        leaving = Dispatcher._answered(self._dispatcher, partition, call, status, x)
+        leaving = Dispatcher._answered(self._dispatcher, call, reply)
         start = _Start(self._times.at_us.get(partition.number, 0), partition.token.decode())
-        self._starts.update((_place(flight), start) for group in leaving or () for flight in group.flights)
+        self._starts.update((_place(flight), start) for group in leaving for flight in group.flights)
         return leaving
 
     def _wrote(self, partition: int, token: bytes, seq: int, what: str, settled: int) -> None:

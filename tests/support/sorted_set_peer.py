@@ -14,7 +14,11 @@ class Peer:
         self._redis = Redis.from_url(url)
         self._note = note
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
+        for number, due_ms in enumerate(dues_ms, first):
+            self._redis.zadd("tasks", {str(number): due_ms})
+
+    def in_bulk(self, first: int, dues_ms: Sequence[int]) -> None:
         self._redis.zadd("tasks", {str(number): due_ms for number, due_ms in enumerate(dues_ms, first)})
 
     def consume(self) -> None:

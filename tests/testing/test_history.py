@@ -111,7 +111,7 @@ def test_a_rescheduled_task_must_wait_for_its_new_time(story: Story) -> None:
 # -- nothing lost --------------------------------------------------------------------------------------------
 
 
-def test_a_task_nobody_heard_of_again_is_lost(story: Story) -> None:
+def test_a_task_without_an_end_is_lost(story: Story) -> None:
     story.put("a")
     assert broken(story) == ["lost"]
 
@@ -272,7 +272,7 @@ def test_a_write_that_took_effect_for_a_former_owner_is_found_though_no_task_sho
     assert (violation.rule, violation.task) == ("fenced", "drop")
 
 
-def test_what_only_the_target_knows_is_no_write(story: Story) -> None:
+def test_an_end_that_only_the_target_knows_is_no_write(story: Story) -> None:
     """A node that hung in the middle of a delivery finishes it when it wakes up."""
     story.put("a")
     story.begin("a", at=10)
@@ -283,7 +283,7 @@ def test_what_only_the_target_knows_is_no_write(story: Story) -> None:
     assert check(story) == []
 
 
-def test_a_new_owner_may_go_on_where_the_former_one_stopped(story: Story) -> None:
+def test_a_new_owner_may_continue_where_the_former_one_stopped(story: Story) -> None:
     for task in "ab":
         story.put(task)
     story.begin("a", at=10)
@@ -365,7 +365,7 @@ def test_two_workers_in_one_lane_at_once_are_found(story: Story) -> None:
 
 
 @pytest.mark.parametrize(("queued", "rules"), [(400, []), (800, ["lane"])])
-def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
+def test_a_task_put_after_another_one_entered_the_queue_waits_behind_it(
     story: Story, queued: int, rules: list[Rule]
 ) -> None:
     story.put("second", due=1, lane="l")
@@ -380,7 +380,7 @@ def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
 
 
 @pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])
-def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
+def test_a_suspended_worker_may_begin_late_what_another_has_ended(
     story: Story, stopped: str, rules: list[Rule]
 ) -> None:
     story.put_pair()
@@ -395,7 +395,7 @@ def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
 
 
 @pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])
-def test_what_a_worker_begins_late_and_never_ends_holds_up_no_lane(
+def test_a_run_that_a_worker_begins_late_and_never_ends_holds_up_no_lane(
     story: Story, stopped: str, rules: list[Rule]
 ) -> None:
     story.put_pair()
@@ -454,7 +454,7 @@ def test_a_repeated_head_goes_before_what_came_meanwhile(story: Story) -> None:
     assert check(story) == []
 
 
-def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: Story) -> None:
+def test_an_acceptance_that_was_answered_after_the_end_holds_up_no_lane(story: Story) -> None:
     story.put("first", lane="l", at=5020)
     story.begin("first", at=5000)
     story.end("first", at=5010)
@@ -478,7 +478,7 @@ def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story:
     assert check(story) == []
 
 
-def test_a_task_of_a_lane_that_may_be_cancelled_holds_up_nobody(story: Story) -> None:
+def test_a_possibly_cancelled_task_of_a_lane_holds_up_no_other(story: Story) -> None:
     story.put_pair()
     story.cancel("first", at=-10, answer=UNSURE)
     story.begin("second", due=1, at=5020)
@@ -560,7 +560,7 @@ def test_no_more_may_come_again_than_was_under_way(story: Story) -> None:
     assert "2 delivered again after 100.aa had at most 1 in flight" in violation.message
 
 
-def test_what_was_put_twice_may_be_delivered_twice(story: Story) -> None:
+def test_a_task_put_twice_may_be_delivered_twice(story: Story) -> None:
     """An old copy of a put arrived when its slice was gone."""
     story.events.append(AcceptedEvent(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, twice=True))
     story.begin("a", at=10)
@@ -578,7 +578,7 @@ def late(history: History) -> list[str]:
     return [one.task for one in check(history) if one.rule == "late"]
 
 
-def test_what_is_due_must_be_delivered_soon_after_healing(story: Story) -> None:
+def test_due_tasks_must_be_delivered_soon_after_healing(story: Story) -> None:
     story.put("a")
     story.put("b", due=5000)
     story.healed(DUE_US + 1000, within_us=2000)
@@ -591,7 +591,7 @@ def test_what_is_due_must_be_delivered_soon_after_healing(story: Story) -> None:
     assert late(story) == ["a", "b"]
 
 
-def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
+def test_after_a_failed_attempt_the_time_counts_again(story: Story) -> None:
     story.put("a")
     story.healed(DUE_US, within_us=2000)
     story.begin("a", at=1000)
@@ -603,7 +603,7 @@ def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
     assert late(story) == ["a"]
 
 
-def test_behind_a_failing_head_of_its_lane_the_time_counts_anew(story: Story) -> None:
+def test_behind_a_failing_head_of_its_lane_the_time_counts_again(story: Story) -> None:
     for task, lane in (("head", "x"), ("next", "x"), ("other", "y")):
         story.put(task, lane=lane)
     story.healed(DUE_US, within_us=2000)
@@ -651,7 +651,7 @@ def test_the_slowest_delivery_after_healing_is_known(story: Story) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "fired", "queued", "running"])
-def test_what_still_waits_long_after_healing_is_late(story: Story, state: str) -> None:
+def test_a_task_that_waits_long_after_healing_is_late(story: Story, state: str) -> None:
     """Also with workers: a queue that nobody empties is not a delivery."""
     story.put("a")
     story.healed(DUE_US, within_us=2000)
@@ -661,7 +661,7 @@ def test_what_still_waits_long_after_healing_is_late(story: Story, state: str) -
     assert late(story) == ["a"]
 
 
-def test_what_was_never_delivered_after_healing_is_late_and_lost(story: Story) -> None:
+def test_a_task_never_delivered_after_healing_is_late_and_lost(story: Story) -> None:
     story.put("a")
     story.put("gone")
     story.cancel("gone", at=-5)
@@ -709,13 +709,13 @@ def forgetful(level: str) -> Story:
     return story
 
 
-def test_what_was_lost_in_a_promotion_at_the_level_of_the_server_is_told_apart() -> None:
+def test_losses_in_a_promotion_at_the_level_of_the_server_are_reported_apart() -> None:
     story = forgetful("server")
     assert check(story) == []
     assert [one.task for one in unpromised(story)] == ["a"]
 
 
-def test_what_replicas_had_confirmed_must_not_be_lost_in_a_promotion() -> None:
+def test_tasks_confirmed_by_replicas_must_not_be_lost_in_a_promotion() -> None:
     story = forgetful("replicas=1")
     assert broken(story) == ["lost"]
     assert unpromised(story) == []

@@ -44,7 +44,7 @@ def test_the_plugin_costs_nothing_when_unused() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_what_is_exported_can_be_had() -> None:
+def test_exported_names_can_be_imported() -> None:
     assert {"ManualClock", "SinkContract", "Ticker", "servers"} <= set(mainspring.testing.__all__)
     for name in mainspring.testing.__all__:
         assert getattr(mainspring.testing, name) is not None

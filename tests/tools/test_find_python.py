@@ -35,7 +35,7 @@ def test_the_first_choice_is_taken_without_a_word(judged: list[Path]) -> None:
     assert found(good, slow, old) == (str(good), "")
 
 
-def test_a_slow_one_is_passed_over_and_that_is_told(judged: list[Path]) -> None:
+def test_a_slow_python_is_passed_over_and_that_is_reported(judged: list[Path]) -> None:
     good, old, slow = judged
     chosen, told = found(slow, old, good)
     assert chosen == str(good)
@@ -47,7 +47,7 @@ def test_a_slow_one_is_better_than_none(judged: list[Path], tmp_path: Path) -> N
     assert found(old, tmp_path / "none", slow) == (str(slow), "")
 
 
-def test_where_none_will_do_the_first_is_named_so_that_make_can_say_what_is_wrong_with_it(judged: list[Path]) -> None:
+def test_if_no_python_is_suitable_the_first_is_named(judged: list[Path]) -> None:
     _, old, _ = judged
     assert found(old, old) == (str(old), "")
 

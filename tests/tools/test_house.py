@@ -171,14 +171,34 @@ def test_too_many_modules_at_the_top_level_are_refused(tree: Tree) -> None:
 
 def test_too_many_callbacks_in_the_engine_are_refused(tree: Tree) -> None:
     line = "def wake(first: Callable[[], None], second: Callable[[], None]) -> None: ...\n"
-    for number in range(4):
+    for number in range(3):
         tree.write(f"engine/role_{number}", line)
     tree.write("store/tick", line)
-    assert tree.sign("engine callbacks") == 8
+    assert tree.sign("engine callbacks") == 6
     assert tree.complaints() == []
     tree.write("engine/last", line)
     [complaint] = tree.complaints()
-    assert complaint.startswith("house: 10 callbacks in engine/, at most 8: give a role the part it needs")
+    assert complaint.startswith("house: 8 callbacks in engine/, at most 7: give a role the part it needs")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def wake(partition):\n    partition.lanes.wake()\n",
+        "def wake(one: Partition):\n    return one.lanes.behind\n",
+        "def wake(self):\n    for one in self._owned.values():\n        one.lanes.wake()\n",
+        "def wake(owned):\n    return sum(one.lanes.behind for one in owned.values())\n",
+    ],
+)
+def test_nobody_reaches_through_a_partition_into_its_parts(tree: Tree, text: str) -> None:
+    tree.write("engine/partition", text)
+    tree.write("engine/role", "def wake(partition, task):\n    return partition.behind, task.body.lane\n")
+    assert tree.complaints() == []
+    tree.write("engine/other", text)
+    assert tree.sign("into partitions") == 1
+    [complaint] = tree.complaints()
+    assert complaint.startswith("house: mainspring/engine/other.py:")
+    assert complaint.endswith("reaches into the parts of a partition: ask the partition (engine/partition.py)")
 
 
 def test_every_bound_that_is_broken_is_named(tree: Tree) -> None:

@@ -55,7 +55,7 @@ async def test_a_queued_task_that_is_cancelled_reaches_no_worker(
 
 
 @WAYS
-async def test_the_worker_of_a_running_task_is_told(
+async def test_the_worker_of_a_running_task_is_named(
     ticker: Ticker, worker: HandWorker, task_id: str | None, lane: str | None
 ) -> None:
     found = await handed_off(ticker, task_id, lane)
@@ -112,7 +112,9 @@ async def test_a_task_whose_worker_died_while_it_was_being_cancelled_is_not_run_
     assert (await balance(ticker.store)).cancelled == 1
 
 
-async def test_what_is_given_back_and_was_to_be_cancelled_is_cancelled(ticker: Ticker, worker: HandWorker) -> None:
+async def test_a_job_that_is_given_back_and_was_to_be_cancelled_is_cancelled(
+    ticker: Ticker, worker: HandWorker
+) -> None:
     found = await handed_off(ticker, "a", None)
     job = await worker.take_one()
     await ticker.client.cancel(found)
@@ -121,7 +123,7 @@ async def test_what_is_given_back_and_was_to_be_cancelled_is_cancelled(ticker: T
     assert (await balance(ticker.store)).cancelled == 1
 
 
-async def test_a_lane_goes_on_when_its_head_is_cancelled_in_a_queue(ticker: Ticker, worker: HandWorker) -> None:
+async def test_a_lane_continues_when_its_head_is_cancelled_in_a_queue(ticker: Ticker, worker: HandWorker) -> None:
     head = await ticker.client.put(TARGET, "1", after="1s", lane="l")
     await ticker.client.put(TARGET, "2", after="2s", lane="l")
     await ticker.advance(seconds=3)

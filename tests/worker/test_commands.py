@@ -50,9 +50,9 @@ async def test_a_command_that_fails_is_tried_again_and_its_last_words_are_kept(p
     assert result.output is not None
     assert (result.output.exit_code, result.output.stdout) == (3, b"progress\n")
     assert result.attempt == 2
-    letter = await place.client.dead_get("backup-1")
-    assert letter is not None
-    assert letter.errors == ("exit code 3: disk is full",) * 2
+    dead_letter = await place.client.dead_get("backup-1")
+    assert dead_letter is not None
+    assert dead_letter.errors == ("exit code 3: disk is full",) * 2
 
 
 async def test_the_environment_is_what_was_named_and_what_the_task_is(
@@ -131,7 +131,7 @@ async def test_a_command_that_heeds_the_request_to_end_may_clean_up(place: Place
     assert marker.exists()
 
 
-async def test_what_a_command_leaves_running_in_its_group_is_ended(place: Place, tmp_path: Path) -> None:
+async def test_processes_that_a_command_leaves_in_its_group_are_ended(place: Place, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     await place.worker(script("daemon", f"sleep 600 & echo $! > {pid}; echo started"))
     handle = await place.client.put("command:daemon")
@@ -152,7 +152,7 @@ async def test_a_running_command_can_be_cancelled(place: Place, tmp_path: Path) 
     await place.settled()
 
 
-async def test_of_much_output_both_ends_are_kept_and_the_rest_is_counted(place: Place) -> None:
+async def test_both_ends_of_long_output_are_kept_and_the_rest_is_counted(place: Place) -> None:
     loud = "import sys; sys.stdout.write('begin' + 'x' * 3_000_000 + 'end'); sys.stderr.write('y' * 100_000)"
     await place.worker(command("loud", sys.executable, "-c", loud, output_bytes=10))
     output = await (await place.client.put("command:loud")).result(timeout=60)
@@ -160,7 +160,7 @@ async def test_of_much_output_both_ends_are_kept_and_the_rest_is_counted(place: 
     assert (output.stderr, output.stderr_bytes) == (b"yyyyy\n[99990 bytes left out]\nyyyyy", 100_000)
 
 
-async def test_what_cannot_be_started_says_why(place: Place, tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_started_says_why(place: Place, tmp_path: Path) -> None:
     forbidden = tmp_path / "program"
     forbidden.write_text("no program")
     await place.worker(

@@ -49,7 +49,7 @@ async def worker(
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
-async def test_it_hears_of_a_task_that_expired_in_its_queue(
+async def test_the_error_handler_gets_a_task_that_expired_in_its_queue(
     tickers: Tickers, worker: Worker, told: list[Failure], lane: str | None
 ) -> None:
     ticker = await tickers(workers=True)
@@ -62,14 +62,14 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     assert (worker.finisher.meters.counts["expired"]["queue"], worker.finisher.meters.counts["dead"]["queue"]) == (1, 0)
     name = "late" if lane is None else f"{lane}/late"
     assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/{name}/{handle.due_ms}"
-    await ticker.advance(seconds=1)  # of a lane its owner writes the letter
-    letter = await ticker.client.dead_get("late")
-    assert letter is not None
-    assert (told[0].attempts, letter.attempts, letter.errors) == (0, 0, ())
+    await ticker.advance(seconds=1)  # the owner of the lane writes the dead letter
+    dead_letter = await ticker.client.dead_get("late")
+    assert dead_letter is not None
+    assert (told[0].attempts, dead_letter.attempts, dead_letter.errors) == (0, 0, ())
 
 
 @pytest.mark.parametrize("worker", [0.001], indirect=True)
-async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
+async def test_the_error_handler_gets_a_task_that_expired_with_a_dead_worker(
     tickers: Tickers, worker: Worker, told: list[Failure], store: Store
 ) -> None:
     ticker = await tickers(workers=True)
@@ -82,9 +82,9 @@ async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
             await worker.reclaimer.step()
             await worker.failures.seen()
     assert [(one.id, one.outcome, one.error) for one in told] == [("left", "dead", "expired")]
-    letter = await ticker.client.dead_get("left")
-    assert letter is not None
-    assert letter.attempts == 1, "the dead worker may have begun it"
+    dead_letter = await ticker.client.dead_get("left")
+    assert dead_letter is not None
+    assert dead_letter.attempts == 1, "the dead worker may have begun it"
 
 
 def post() -> None:
@@ -92,7 +92,7 @@ def post() -> None:
 
 
 @pytest.mark.parametrize("handler", [send, post])
-async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
+async def test_the_error_handler_gets_a_task_that_expired_on_a_worker_before_its_turn(
     tickers: Tickers,
     worker: Worker,
     registry: Registry,
@@ -115,7 +115,7 @@ async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
     assert (await ticker.client.explain("late")).code == "expired"
 
 
-async def test_it_hears_of_an_entry_that_nobody_can_read(
+async def test_the_error_handler_gets_an_unreadable_entry(
     client: Client, store: Store, worker: Worker, told: list[Failure]
 ) -> None:
     address = address_of((await client.put(TARGET, "x", after="0s")).id)

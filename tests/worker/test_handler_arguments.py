@@ -53,7 +53,7 @@ def test_the_context_is_no_part_of_the_payload() -> None:
         (None, "Expected `object`, got `null`"),
     ],
 )
-def test_what_does_not_fit_is_named(payload: Any, said: str) -> None:
+def test_arguments_that_do_not_fit_are_named(payload: Any, said: str) -> None:
     with pytest.raises(WrongArguments, match=said):
         read(payload)
 

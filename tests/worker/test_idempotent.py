@@ -95,7 +95,7 @@ async def test_a_run_whose_record_the_server_did_not_take_is_not_repeated(place:
 
     function = charge_in_thread if plain else charge
     worker = await place.worker(Handler(function, name="charge", queue="q", result_ttl="1m", retries=3))
-    with bad_road(worker._store) as road:
+    with bad_road(worker.store) as road:
         road.next("never sent", only=lambda commands: any(one[0] == "SET" and "NX" not in one for one in commands))
         handle = await place.client.put("queue:q/charge")
         assert await handle.result(timeout=60) == "paid"

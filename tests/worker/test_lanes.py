@@ -105,7 +105,7 @@ async def test_a_head_that_expired_parks_nothing(tickers: Tickers, store: Store,
     assert (await worker.take_one()).id == "next"
 
 
-async def test_a_lane_that_has_waited_too_long_for_a_worker_is_told_of_by_the_node(tickers: Tickers) -> None:
+async def test_the_node_reports_a_lane_that_has_waited_too_long_for_a_worker(tickers: Tickers) -> None:
     told: list[Failure] = []
     options = EngineOptions(lane_policy=LanePolicy("block", 10_000), error_handler=told.append)
     ticker = await tickers(workers=True, options=options)

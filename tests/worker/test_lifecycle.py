@@ -84,7 +84,7 @@ async def test_strict_queues_are_served_in_order(place: Place) -> None:
     assert order == ["urgent"] * 100 + ["later"] * 100
 
 
-async def test_a_strict_queue_that_has_reached_its_limit_lets_the_next_one_go_on(place: Place) -> None:
+async def test_a_strict_queue_that_has_reached_its_limit_gives_way_to_the_next(place: Place) -> None:
     gate = asyncio.Event()
     ran: list[str] = []
 
@@ -172,7 +172,7 @@ async def test_a_worker_with_room_for_one_job_takes_over_from_each_of_its_queues
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "thread"])
-async def test_a_worker_that_stood_still_begins_nothing_whose_lease_was_over_by_then(place: Place, kind: str) -> None:
+async def test_a_suspended_worker_begins_no_job_whose_lease_is_over(place: Place, kind: str) -> None:
     ran: list[str] = []
 
     async def coroutine(ctx: Context) -> None:
@@ -238,9 +238,9 @@ async def test_a_job_that_ends_its_workers_is_buried_in_the_end(place: Place) ->
     assert job.deliveries == MOST_DELIVERIES
     await place.worker(Handler(never, queue="q"), lease_s=0.5)
     await place.settled()
-    letter = await place.client.dead_get("poison")
-    assert letter is not None
-    assert letter.reason == f"the workers that ran it died, {MOST_DELIVERIES} times in a row"
+    dead_letter = await place.client.dead_get("poison")
+    assert dead_letter is not None
+    assert dead_letter.reason == f"the workers that ran it died, {MOST_DELIVERIES} times in a row"
 
 
 async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
@@ -276,7 +276,7 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
     assert "does not count" not in caplog.text, "an end that is told twice looks like another worker's"
 
 
-async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_lease(place: Place) -> None:
+async def test_jobs_received_while_a_worker_stops_do_not_wait_for_its_lease(place: Place) -> None:
     ran: list[int] = []
 
     async def work(ctx: Context) -> None:
@@ -288,7 +288,7 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
     await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
     await queued(place, 5)
     first = await place.idle_worker(works, lease_s=600.0)
-    with bad_road(first._store) as road:
+    with bad_road(first.store) as road:
         for _ in range(PARTITIONS):
             road.next("late reply", only=calls("queue_take"))
         await first.start()
@@ -302,7 +302,7 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
     assert ran == [1] * 5
 
 
-async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: Place) -> None:
+async def test_jobs_that_were_taken_ahead_and_cannot_begin_go_to_a_free_worker(place: Place) -> None:
     running: list[str] = []
     go = asyncio.Event()
 
@@ -328,7 +328,7 @@ async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: 
     assert sorted(running) == [str(n) for n in range(6)]
 
 
-async def test_what_does_not_end_in_time_is_given_back_and_is_no_failed_attempt(place: Place) -> None:
+async def test_a_job_that_does_not_end_in_time_is_given_back_without_a_failed_attempt(place: Place) -> None:
     attempts: list[tuple[int, tuple[str, ...]]] = []
     go = asyncio.Event()
 
@@ -349,7 +349,7 @@ async def test_what_does_not_end_in_time_is_given_back_and_is_no_failed_attempt(
     assert (await place.client.dead_list()).letters == []
 
 
-async def test_an_end_whose_reply_was_lost_is_told_again_and_counts_once(place: Place) -> None:
+async def test_an_end_whose_reply_was_lost_is_reported_again_and_counts_once(place: Place) -> None:
     ran: list[int] = []
 
     async def work() -> None:
@@ -358,7 +358,7 @@ async def test_an_end_whose_reply_was_lost_is_told_again_and_counts_once(place: 
     worker = await place.worker(Handler(work, queue="q"))
     await place.client.put("queue:q/work")
     await place.settled()  # the script is known to the server now
-    with bad_road(worker._store) as road:
+    with bad_road(worker.store) as road:
         road.next("lose reply", only=calls("queue_finish"))
         await place.client.put("queue:q/work")
         await place.settled()
@@ -373,7 +373,7 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the
     worker = await place.idle_worker([Handler(wait_for_ever, queue="q", name="wait")], lease_s=3_600.0)
     handle = await place.client.put("queue:q/wait", id="wait")
     await queued(place, 1)
-    worker.taker.hints.add_all()
+    worker.taker.ready.add_all()
     await worker.taker.step()
     [run] = worker.executor.runs
     assert await place.client.cancel(handle.id) == "cancelling"

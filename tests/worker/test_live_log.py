@@ -1,13 +1,13 @@
 """Logs of running jobs: what a handler logs and a command prints can be followed before it is over."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from mainspring.client.runs import RunLog
-from mainspring.model.errors import NotFound
 from mainspring.model.job import Job
 from mainspring.model.targets.command import read_command
 from mainspring.store.job_queue import take
@@ -30,7 +30,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def followed(place: Place, task_id: str, text: str, after: str = "0") -> RunLog:
-    """Wait until the log of a job says this after a cursor."""
+    """Wait until the log of a job says this."""
     seen = RunLog("", after, False)
 
     async def says_it() -> bool:
@@ -43,7 +43,7 @@ async def followed(place: Place, task_id: str, text: str, after: str = "0") -> R
     return seen
 
 
-async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
+async def test_log_lines_of_a_handler_are_readable_while_it_runs(place: Place) -> None:
     goes_on = asyncio.Event()
 
     async def work() -> None:
@@ -59,7 +59,7 @@ async def test_what_a_handler_logs_is_seen_while_it_runs(place: Place) -> None:
     assert (await place.client.run_log(handle.id, cursor=seen.next)).over
 
 
-async def test_what_a_command_prints_is_seen_while_it_runs_and_to_its_end(place: Place, tmp_path: Path) -> None:
+async def test_the_output_of_a_command_is_readable_while_it_runs_and_at_its_end(place: Place, tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo over"
     await place.worker(CommandWork("slow", read_command({"argv": ["/bin/sh", "-c", text]})))
@@ -89,6 +89,34 @@ async def test_a_job_that_is_soon_over_publishes_nothing(place: Place) -> None:
     assert await place.store.run_one(keys.slot, [("EXISTS", keys.run_log(reference.idh))]) == [0]
     goes_on.set()
     await place.settled()
+
+
+async def test_a_command_that_prints_much_at_once_takes_little_memory(place: Place) -> None:
+    text = "head -c 400000000 /dev/zero | tr '\\0' x"
+    await place.worker(CommandWork("noisy", read_command({"argv": ["/bin/sh", "-c", text]})))
+    tracemalloc.start()
+    try:
+        await place.client.put("command:noisy")
+        await place.settled()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000
+
+
+async def test_a_long_log_is_read_in_portions_and_bounded(place: Place) -> None:
+    handle = await place.client.put("log:", after="1h")
+    reference = Reference.parse(handle.id, None, len(place.store.keys))
+    parts = [f"{n:05}" * 3_200 for n in range(400)]
+    for part in parts:
+        await publish_logs(place.store, [(reference.home, reference.idh, part)])
+    first = await place.client.run_log(handle.id)
+    assert 0 < len(first.text) <= 64 * 16_000
+    text, log = first.text, first
+    while (log := await place.client.run_log(handle.id, cursor=log.next)).text:
+        text += log.text
+    assert 2_000_000 < len(text) < 5_000_000, "most of it fits, and what does not is the beginning"
+    assert "".join(parts).endswith(text)
 
 
 async def test_a_log_is_followed_through_the_death_of_its_worker_to_the_end_of_the_next_run(place: Place) -> None:
@@ -141,9 +169,3 @@ async def test_many_follow_a_log_and_each_reads_all_of_it(place: Place) -> None:
     await followed(place, handle.id, "line 2")
     goes_on.set()
     assert set(await asyncio.gather(*followers)) == {"line 0\nline 1\nline 2\n"}
-
-
-async def test_the_log_of_what_does_not_exist_is_not_found(place: Place) -> None:
-    for unknown in ("nobody", "0.1.1.1"):
-        with pytest.raises(NotFound, match=unknown):
-            await place.client.run_log(unknown)

@@ -31,7 +31,7 @@ async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
 
 @contextlib.asynccontextmanager
 async def opened(worker: Worker) -> AsyncIterator[WorkerPort]:
-    port = WorkerPort(worker, worker._store)
+    port = WorkerPort(worker, worker.store)
     await port.start(HostPort("127.0.0.1", 0))
     try:
         yield port
@@ -100,7 +100,7 @@ async def test_metrics_tell_how_late_runs_began_how_long_they_took_and_how_they_
         assert told["process_cpu_seconds_total", ""] > 0
 
 
-async def test_what_is_documented_of_workers_is_there_and_nothing_else(place: Place) -> None:
+async def test_the_documented_metrics_of_workers_exist_and_no_others(place: Place) -> None:
     async def work() -> None: ...
 
     async with opened(await place.idle_worker([Handler(work, queue="q")])) as port:
@@ -119,8 +119,8 @@ async def test_probes_say_whether_it_works(place: Place, monkeypatch: pytest.Mon
     async with opened(worker) as port:
         assert await get(port, "/livez") == (200, '{"status":"ok"}')
         assert await get(port, "/readyz?verbose=1") == (200, '{"status":"ok"}')
-        with bad_road(worker._store) as road:
-            for _ in {worker._store.servers.for_slot(one.slot) for one in worker._store.keys.partitions}:
+        with bad_road(worker.store) as road:
+            for _ in {worker.store.servers.for_slot(one.slot) for one in worker.store.keys.partitions}:
                 road.next("never sent", only=uses("HDEL"))
             status, body = await get(port, "/readyz")
             assert (status, json.loads(body)["detail"]) == (503, "the server does not answer")
@@ -158,4 +158,4 @@ async def test_a_port_that_is_taken_is_named(place: Place) -> None:
     worker = await place.idle_worker([Handler(work, queue="q")])
     async with opened(worker) as first:
         with pytest.raises(ConfigError, match=rf"worker_listen: 127\.0\.0\.1:{first.port} cannot be listened on"):
-            await WorkerPort(worker, worker._store).start(HostPort("127.0.0.1", first.port))
+            await WorkerPort(worker, worker.store).start(HostPort("127.0.0.1", first.port))

@@ -202,7 +202,7 @@ async def test_a_handler_that_does_not_end_does_not_keep_a_worker_from_stopping(
     await place.settled()
 
 
-async def test_a_worker_goes_on_when_its_server_was_away(
+async def test_a_worker_continues_after_an_outage_of_its_server(
     place: Place, server: Server, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"

@@ -65,7 +65,7 @@ async def test_workers_of_one_name_share_the_slots_like_any_others(place: Place)
     workers = [await place.worker(Handler(limited, queue="mail"), slots=slots, name="same") for _ in range(2)]
     await until(lambda: running)
     for worker in workers:
-        worker.taker.hints.add_all()
+        worker.taker.ready.add_all()
         await worker.taker.step()
     assert len(running) == sum(len(worker.executor.runs) for worker in workers) == 1
     go.set()
@@ -121,7 +121,7 @@ async def slot_leased_until_us(store: Store, queue: str) -> int:
     return int(lease.rpartition(b":")[2])
 
 
-async def test_what_runs_while_its_worker_stops_keeps_its_slot(place: Place) -> None:
+async def test_a_job_that_runs_while_its_worker_stops_keeps_its_slot(place: Place) -> None:
     begun: list[str] = []
     go = asyncio.Event()
 
@@ -149,7 +149,7 @@ async def test_what_runs_while_its_worker_stops_keeps_its_slot(place: Place) -> 
     assert other.slots == 1
 
 
-async def test_what_a_dead_worker_left_waits_for_a_slot_and_is_the_next_to_get_one(place: Place) -> None:
+async def test_a_job_of_a_dead_worker_is_the_next_to_get_a_slot(place: Place) -> None:
     begun: list[str] = []
     running = most = 0
     go = asyncio.Event()
@@ -177,7 +177,7 @@ async def test_what_a_dead_worker_left_waits_for_a_slot_and_is_the_next_to_get_o
     assert len(begun) == 22
 
 
-async def test_what_dead_workers_left_is_found_wherever_it_lies(place: Place) -> None:
+async def test_jobs_of_dead_workers_are_found_in_every_partition(place: Place) -> None:
     """With one slot only, and more than there is room for."""
     begun: list[str] = []
 

@@ -27,7 +27,7 @@ class Contested(SimpleQueue[JobRun | None]):
         raise Empty
 
 
-async def test_who_takes_jobs_back_does_not_wait_for_one_that_a_thread_took_first(
+async def test_taking_jobs_back_does_not_wait_for_one_that_a_thread_took_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = ThreadRunner(1, lambda: 0, lambda _: None)
@@ -43,7 +43,7 @@ def run_of(work: Callable[[], None]) -> JobRun:
     )
 
 
-async def test_what_is_told_to_end_in_the_moment_in_which_a_thread_begins_it_does_not_run() -> None:
+async def test_a_job_that_is_stopped_at_the_moment_a_thread_begins_it_does_not_run() -> None:
     called, ended = threading.Event(), asyncio.Event()
     run = run_of(called.set)
     run.stopped = "cancelled"  # the thread may have asked before whether it is over
@@ -55,7 +55,7 @@ async def test_what_is_told_to_end_in_the_moment_in_which_a_thread_begins_it_doe
     threads.stop()
 
 
-async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
+async def test_jobs_that_no_thread_has_begun_are_given_back_in_order() -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def work() -> None:

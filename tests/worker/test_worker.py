@@ -74,7 +74,7 @@ async def test_a_task_that_keeps_no_result_says_so_and_one_that_waits_times_out(
 
 
 @pytest.mark.parametrize("lane", [None, "user-7"])
-async def test_who_waits_for_a_task_with_an_id_of_its_own_hears_that_it_was_cancelled(
+async def test_a_caller_that_waits_for_a_task_with_an_own_id_learns_that_it_was_cancelled(
     place: Place, lane: str | None
 ) -> None:
     handle = await place.client.put("queue:mail/nobody", after="1h", id="order-42", lane=lane)
@@ -87,7 +87,7 @@ async def test_who_waits_for_a_task_with_an_id_of_its_own_hears_that_it_was_canc
         await place.client.run_result("never-put")
 
 
-async def test_wrong_arguments_never_reach_the_handler_and_leave_a_letter_that_names_them(place: Place) -> None:
+async def test_wrong_arguments_never_reach_the_handler_and_leave_a_dead_letter_that_names_them(place: Place) -> None:
     called: list[int] = []
 
     async def sell(order: int) -> None:
@@ -99,13 +99,13 @@ async def test_wrong_arguments_never_reach_the_handler_and_leave_a_letter_that_n
     await place.client.put("queue:shop/sell", {"order": 7}, id="right")
     await place.settled()
     assert called == [7]
-    letters = {one.id: one for one in (await place.client.dead_list()).letters}
-    assert letters["wrong-0"].reason == "argument order of handler 'shop/sell': Expected `int`, got `str`"
-    assert "missing required field `order`" in letters["wrong-1"].reason
-    assert "unknown field `more`" in letters["wrong-2"].reason
-    assert "Expected `object`, got `str`" in letters["wrong-3"].reason
-    assert "'shop/sell'" in letters["wrong-4"].reason  # a pickle is bytes like any other, and no msgpack map
-    assert all(one.attempts == 1 for one in letters.values())
+    dead_letters = {one.id: one for one in (await place.client.dead_list()).letters}
+    assert dead_letters["wrong-0"].reason == "argument order of handler 'shop/sell': Expected `int`, got `str`"
+    assert "missing required field `order`" in dead_letters["wrong-1"].reason
+    assert "unknown field `more`" in dead_letters["wrong-2"].reason
+    assert "Expected `object`, got `str`" in dead_letters["wrong-3"].reason
+    assert "'shop/sell'" in dead_letters["wrong-4"].reason  # a pickle is bytes like any other, and no msgpack map
+    assert all(one.attempts == 1 for one in dead_letters.values())
 
 
 async def test_a_failing_handler_is_tried_again_and_ends_as_a_dead_letter_with_every_error(place: Place) -> None:
@@ -124,9 +124,9 @@ async def test_a_failing_handler_is_tried_again_and_ends_as_a_dead_letter_with_e
     assert [attempt for attempt, _, _ in seen] == [1, 2, 3]
     assert {key for _, key, _ in seen} == {f"{place.store.keys.namespace}/bad/{handle.due_ms}"}
     assert seen[2][2] == ("ValueError: no 1", "ValueError: no 2")
-    letter = await place.client.dead_get("bad")
-    assert letter is not None
-    assert letter.errors == ("ValueError: no 1", "ValueError: no 2", "ValueError: no 3")
+    dead_letter = await place.client.dead_get("bad")
+    assert dead_letter is not None
+    assert dead_letter.errors == ("ValueError: no 1", "ValueError: no 2", "ValueError: no 3")
     await until(lambda: len(told) == 3)
     assert [one.outcome for one in told] == ["retry", "retry", "dead"]
     assert isinstance(told[0].exception, ValueError)
@@ -141,14 +141,14 @@ async def test_a_dead_letter_keeps_the_last_traceback_and_the_log_shows_it(
 
     await place.worker(Handler(charge, queue="q", retry=SOON))
     await place.client.put("queue:q/charge", id="bad", lane=lane)
-    letter = None
+    dead_letter = None
     async with asyncio.timeout(60):
-        while letter is None:
-            letter = await place.client.dead_get("bad", lane=lane)
-    assert letter.traceback.startswith("Traceback (most recent call last):")
-    assert "in charge" in letter.traceback
-    assert letter.traceback.endswith("ValueError: card 3 refused")
-    assert letter.as_dict("main")["traceback"] == letter.traceback
+        while dead_letter is None:
+            dead_letter = await place.client.dead_get("bad", lane=lane)
+    assert dead_letter.traceback.startswith("Traceback (most recent call last):")
+    assert "in charge" in dead_letter.traceback
+    assert dead_letter.traceback.endswith("ValueError: card 3 refused")
+    assert dead_letter.as_dict("main")["traceback"] == dead_letter.traceback
     for attempt in (1, 2):
         assert (
             f"task bad to queue:q/charge: attempt {attempt} failed: ValueError: card {attempt} refused" in caplog.text
@@ -313,13 +313,13 @@ async def test_a_handlers_policy_may_be_a_line(place: Place) -> None:
     await place.worker(Handler(fail, queue="q", retry="2 base=1ms cap=1ms"))
     handle = await place.client.put("queue:q/fail")
     await place.settled()
-    letter = await place.client.dead_get(handle.id)
-    assert letter is not None
-    assert letter.attempts == 2
+    dead_letter = await place.client.dead_get(handle.id)
+    assert dead_letter is not None
+    assert dead_letter.attempts == 2
 
 
 @pytest.mark.parametrize("step", ["decide", "write"])
-async def test_what_goes_wrong_while_a_run_is_ended_fails_the_attempt(
+async def test_an_error_while_a_run_is_ended_fails_the_attempt(
     place: Place, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
     async def fail() -> None:
@@ -365,9 +365,9 @@ async def test_an_exception_whose_own_code_fails_is_the_end_of_its_run_only(plac
     await place.worker(Handler(fail, queue="q", retry="1"))
     await place.client.put("queue:q/fail", id="odd")
     await place.settled()
-    letter = await place.client.dead_get("odd")
-    assert letter is not None
-    assert letter.reason == "Odd, which cannot be read: RuntimeError: no response"
+    dead_letter = await place.client.dead_get("odd")
+    assert dead_letter is not None
+    assert dead_letter.reason == "Odd, which cannot be read: RuntimeError: no response"
 
 
 async def test_a_run_that_takes_too_long_is_cancelled_and_counts_as_failed(place: Place) -> None:
@@ -404,9 +404,9 @@ async def test_a_tasks_own_timeout_goes_before_the_handlers(place: Place) -> Non
     handle = await place.client.put("queue:q/hang", timeout="50ms", id="hang")
     with pytest.raises(TaskFailed, match=r"timed out after 0\.05 s"):
         await handle.result(timeout=60)
-    letter = await place.client.dead_get("hang")
-    assert letter is not None
-    assert letter.timeout_ms == 50
+    dead_letter = await place.client.dead_get("hang")
+    assert dead_letter is not None
+    assert dead_letter.timeout_ms == 50
 
 
 async def test_a_run_past_its_expiry_is_dead_and_not_tried_again(place: Place) -> None:
@@ -473,7 +473,7 @@ async def test_the_context_tells_the_task_and_keeps_lines(place: Place) -> None:
         current()
 
 
-async def test_what_a_handler_leaves_in_its_context_the_next_does_not_find(place: Place) -> None:
+async def test_context_variables_of_a_handler_do_not_reach_the_next_job(place: Place) -> None:
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     seen: list[str] = []
 
@@ -611,7 +611,7 @@ async def test_a_forked_child_that_comes_back_ends(place: Place, tmp_path: Path)
     assert os.waitstatus_to_exitcode(status) == 1
 
 
-async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_coroutine_that_blocks_the_loop_is_reported(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     async def block() -> None:
         time.sleep(1.2)  # noqa: ASYNC251  # what nobody should do
 
@@ -683,7 +683,7 @@ async def test_the_tasks_of_a_lane_run_one_after_the_other_in_due_order(place: P
     assert seen == list(range(30))
 
 
-async def test_whoever_took_a_task_lets_other_workers_answer_the_next_calls(place: Place) -> None:
+async def test_a_worker_that_took_a_task_lets_others_answer_the_next_messages(place: Place) -> None:
     async def send() -> None: ...
 
     worker = await place.idle_worker([Handler(send, queue="mail")])
@@ -692,11 +692,36 @@ async def test_whoever_took_a_task_lets_other_workers_answer_the_next_calls(plac
     await place.client.put("queue:mail/send")
     async with asyncio.timeout(60):
         while not taker.turn_s(3):
-            taker.hints.add_all()
+            taker.ready.add_all()
             await taker.step()
     assert [taker.turn_s(3) for _ in range(2)] == [TURN_S, 0.0]
     assert taker.turn_s(1) == 0.0, "nobody else heard the call"
     await worker.stop()
+
+
+async def test_a_message_to_workers_names_the_queues_that_have_jobs(place: Place) -> None:
+    async def send() -> None: ...
+
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    subscription = await place.store.servers.all()[0].subscribe(
+        [keys.work for keys in place.store.keys.partitions],
+        on_message=lambda _, message: heard.put_nowait(message),
+        on_connect=lambda: None,
+    )
+    worker = await place.idle_worker([Handler(send, queue="mail")], queues={"mail": 1, "reports": 1})
+    worker.taker.ready.add_all()
+    await worker.taker.step()
+    assert worker.taker.ready.queues == []
+    async with asyncio.timeout(60):
+        while heard.empty():  # a message that comes before the subscription is lost
+            await place.client.put("queue:mail/send")
+            await asyncio.sleep(0.05)
+        message = await heard.get()
+    assert message.split()[1:] == [b"mail"]
+    worker.heard(0, message)
+    assert worker.taker.ready.queues == ["mail"]
+    await worker.stop()
+    await subscription.close()
 
 
 async def test_a_trickle_of_tasks_spreads_over_idle_workers(place: Place) -> None:

@@ -256,7 +256,7 @@ QUEUE_ROUTES: Final = (
 )  # fmt: skip
 
 
-_TOLD: Final = frozenset({
+_SHOWN: Final = frozenset({
     "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "result_ttl",
     "retry", "timeout", "url", "lane_policy",
 })  # fmt: skip
@@ -293,7 +293,7 @@ def masked(table: dict[str, Any]) -> dict[str, Any]:
 def _shown(name: str, value: Any) -> Any:
     if name in ("url", "address"):
         return bare(str(value))
-    if name in _TOLD:
+    if name in _SHOWN:
         return value
     if isinstance(value, dict):
         return dict.fromkeys(value, MASK)

@@ -72,6 +72,7 @@ class App:
         self.reach = AllowList.parse(node.config.http_reach)
         """Private addresses that webhooks may reach besides public ones."""
         self.batches = Batches()
+        self.followers = runs.Followers()
         self.examining = asyncio.Lock()
         self.previewing = asyncio.Lock()
 

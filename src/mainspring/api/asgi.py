@@ -349,7 +349,7 @@ def when(text: str | None, field: str) -> When | None:
     if text is None:
         return None
     # A + is a space in a query, but a time never contains one.
-    given: When = int(text) if text.isascii() and text.isdigit() and len(text) < 24 else text.replace(" ", "+")
+    given = text.replace(" ", "+")
     try:
         at_ms = instant_ms(given, field=field)
     except (OverflowError, ValueError) as error:

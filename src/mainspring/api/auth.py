@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from math import ceil, inf
@@ -48,6 +49,12 @@ class KeyRing:
         if hashed not in self._of_file:
             await self._freshen(store)
         return self._known(hashed, store.clock.now_ms())
+
+    async def holds(self, store: Store, key: ApiKey) -> bool:
+        """Return whether a key that was found before is still valid."""
+        if key.hash not in self._of_file:
+            await self._freshen(store)
+        return self._known(key.hash, store.clock.now_ms()) is not None
 
     def at_hand(self, token: str, now_ms: int) -> ApiKey | None:
         """Return the key if it was read within the last second; None also if it has to be looked up."""
@@ -147,6 +154,30 @@ OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
 def client_of(key: ApiKey, address: str) -> str:
     """Return whose requests are counted together: those of a key or, without one, of an address."""
     return f"at {address}" if key is OPEN else f"key {key.id}"
+
+
+class Slots:
+    """What is under way by client. No client takes all places, and all together are bounded."""
+
+    def __init__(self, most: int, most_of_one: int, what: str) -> None:
+        self._most, self._most_of_one, self._what = most, most_of_one, what
+        self.taken: Counter[str] = Counter()
+
+    @contextmanager
+    def slot(self, client: str) -> Iterator[None]:
+        """Take a place until the end of the block; refuse one too many."""
+        if self.taken.total() >= self._most:
+            raise Problem("rate", f"{self._most} {self._what} at one time already", retry_after="1")
+        if self.taken[client] >= self._most_of_one:
+            detail = f"{self._most_of_one} {self._what} for this client already; ask for fewer at a time"
+            raise Problem("rate", detail, retry_after="1")
+        self.taken[client] += 1
+        try:
+            yield
+        finally:
+            self.taken[client] -= 1
+            if not self.taken[client]:
+                del self.taken[client]
 
 
 COUNT_S: Final = 1.0
@@ -371,6 +402,10 @@ class Authenticator:
             key = await self._judge(store, shown, address)
         self._count(key, address)
         return key
+
+    async def still_admits(self, store: Store, key: ApiKey) -> bool:
+        """Return whether a key that was admitted has been neither revoked nor expired since."""
+        return key is OPEN or await self.ring.holds(store, key)
 
     def key_at_hand(self, headers: Headers, clock: Clock) -> ApiKey | None:
         """Return the caller's key if it is known without a lookup; not admitted yet."""

@@ -1,9 +1,8 @@
 """`POST /v1/tasks:batch`: tasks as lines of JSON. The response has one line per task, and a summary as the last."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final, Literal, cast
 
@@ -16,7 +15,6 @@ from ..model.targets.names import check_target
 from ..model.targets.url import AllowList
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import timeout_ms
-from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
 from ..store.records import MARK_BYTES, NO_MARK, BatchMarks, Claim
 from ..store.tasks.put_ids import ids_of_runs
@@ -32,8 +30,8 @@ from .asgi import (
     field_names,
     problem_of,
 )
-from .auth import check_lane, client_of
-from .routes import Call, Route
+from .auth import Slots, check_lane, client_of
+from .routes import Call, Route, check_put_target
 from .tasks import NO_PAYLOAD, NewTask, checked_key, in_doubt, is_simple, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
@@ -239,7 +237,7 @@ class Lines:
         if new.timeout is not None and self._check_timeout is not None:
             self._check_timeout(task.target, timeout_ms(new.timeout))
         if not self._knows(task.target):
-            check_literal_target(task.target, self._reach)
+            check_put_target(task.target, self._reach)
             raise Problem("forbidden", f"this key may not use the target {task.target[:200]!r}")
         check_lane(self._key, task.lane)
         return task
@@ -250,7 +248,7 @@ class Lines:
             return True
         try:
             check_target(target)
-            check_literal_target(target, self._reach)
+            check_put_target(target, self._reach)
         except InvalidInput:
             return False  # reported together with its line
         if not self._key.sees(target):
@@ -373,28 +371,12 @@ LineOutcome = Handle | MainspringError | None
 """Outcome of a task; None if it was stored and only counted."""
 
 
-class Batches:
+class Batches(Slots):
     """The batches being read, by client, and the bytes of answers that wait to be sent."""
 
     def __init__(self) -> None:
-        self.reading: Counter[str] = Counter()
+        super().__init__(AT_ONCE, AT_ONCE_OF_ONE, "batches are being read")
         self.held_bytes = 0
-
-    @contextmanager
-    def slot(self, client: str) -> Iterator[None]:
-        """Count a batch while it is read; refuse one too many."""
-        if self.reading.total() >= AT_ONCE:
-            raise Problem("rate", f"{AT_ONCE} batches are being read already", retry_after="1")
-        if self.reading[client] >= AT_ONCE_OF_ONE:
-            detail = f"{AT_ONCE_OF_ONE} batches of this client are being read already; send fewer at a time"
-            raise Problem("rate", detail, retry_after="1")
-        self.reading[client] += 1
-        try:
-            yield
-        finally:
-            self.reading[client] -= 1
-            if not self.reading[client]:
-                del self.reading[client]
 
 
 class BatchAnswer:

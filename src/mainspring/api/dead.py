@@ -30,7 +30,7 @@ class ListDead(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
-class Letter(msgspec.Struct):
+class DeadLetterView(msgspec.Struct):
     """Why a task died, every error on the way, and the task itself."""
 
     id: str
@@ -52,10 +52,10 @@ class Letter(msgspec.Struct):
     """Response of the webhook to the last attempt."""
 
 
-class LetterList(msgspec.Struct):
+class DeadLetterList(msgspec.Struct):
     """Newest first; `next` is the cursor of the next page, null at the end."""
 
-    letters: list[Letter]
+    letters: list[DeadLetterView]
     next: str | None
 
 
@@ -91,7 +91,7 @@ class ReplayMany(Choice, forbid_unknown_fields=True):
 
 class ManyReplayed(msgspec.Struct):
     """`complete` is false if time ran out: send the request again for the rest, with this `died_before`.
-    Otherwise letters that died again meanwhile are replayed again too."""
+    Otherwise tasks that died again meanwhile are replayed again too."""
 
     replayed: int
     conflict: int
@@ -130,31 +130,31 @@ async def list_dead(call: Call) -> Answer:
 
 
 async def get_dead(call: Call) -> Answer:
-    return answer((await _letter(call)).as_dict(call.namespace))
+    return answer((await _dead_letter(call)).as_dict(call.namespace))
 
 
-async def _letter(call: Call) -> DeadLetter:
+async def _dead_letter(call: Call) -> DeadLetter:
     task_id = call.params["id"]
-    letter = await call.client.dead.get(task_id, lane=await _lane(call))
-    if letter is None:
+    dead_letter = await call.client.dead.get(task_id, lane=await _lane(call))
+    if dead_letter is None:
         raise no_such("dead letter", task_id)
-    call.check_seen(letter.target, "dead letter", task_id)
-    return letter
+    call.check_seen(dead_letter.target, "dead letter", task_id)
+    return dead_letter
 
 
 async def _lane(call: Call) -> str | None:
     """Return the lane of the dead letter."""
 
     async def look(lane: str | None) -> str | None:
-        letter = await call.client.dead.get(call.params["id"], lane=lane)
-        return None if letter is None else letter.target
+        dead_letter = await call.client.dead.get(call.params["id"], lane=lane)
+        return None if dead_letter is None else dead_letter.target
 
     return await call.lane_seen(call.query.lane, "dead letter", look)
 
 
 async def replay_dead(call: Call) -> Answer:
     wanted: Replay = call.body
-    letter = await _letter(call)
+    dead_letter = await _dead_letter(call)
     replayed = await call.client.dead.replay(
         call.params["id"],
         lane=await _lane(call),
@@ -168,16 +168,16 @@ async def replay_dead(call: Call) -> Answer:
         case "gone" | "unknown":
             raise no_such("dead letter", call.params["id"])
     if not wanted.dry_run:
-        await call.audit("dead.replay", letter.id, of_dead_letter(letter), {"due_ms": replayed.due_ms})
+        await call.audit("dead.replay", dead_letter.id, of_dead_letter(dead_letter), {"due_ms": replayed.due_ms})
     return answer(replayed)
 
 
 async def drop_dead(call: Call) -> Answer:
-    letter = await _letter(call)
+    dead_letter = await _dead_letter(call)
     if await call.client.dead.drop(call.params["id"], lane=await _lane(call)) == "unknown":
         raise no_such("dead letter", call.params["id"])
-    await call.audit("dead.drop", letter.id, of_dead_letter(letter), None)
-    return answer(Dropped(letter.id, "dropped"))
+    await call.audit("dead.drop", dead_letter.id, of_dead_letter(dead_letter), None)
+    return answer(Dropped(dead_letter.id, "dropped"))
 
 
 # -- bulk operations -------------------------------------------------------------------------------------------
@@ -270,9 +270,9 @@ def _chosen(wanted: Choice) -> dict[str, str]:
 _ID: Final = "/v1/dead/{id}"
 _BODY: Final = ("too-large", "content-type")
 ROUTES: Final = (
-    Route("GET", "/v1/dead", list_dead, "read", "List dead letters.", query=ListDead, answers={200: LetterList}),
+    Route("GET", "/v1/dead", list_dead, "read", "List dead letters.", query=ListDead, answers={200: DeadLetterList}),
     Route(
-        "GET", _ID, get_dead, "read", "Show one dead letter.", query=OneTask, answers={200: Letter},
+        "GET", _ID, get_dead, "read", "Show one dead letter.", query=OneTask, answers={200: DeadLetterView},
         problems=("not-found", "ambiguous"),
     ),
     Route(

@@ -1,5 +1,6 @@
 """The OpenAPI 3.1 document, made from the routes, and `/docs`. Neither needs a key."""
 
+import inspect
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -56,6 +57,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
     _add_times(components)
+    for shape in components.values():
+        if "description" in shape:
+            shape["description"] = inspect.cleandoc(shape["description"])
     for query in {route.query for route in routes if route.query is not None}:
         components.pop(query.__name__, None)
     return {

@@ -11,7 +11,9 @@ import msgspec
 from ..client.client import Client
 from ..model.access import ApiKey, Right
 from ..model.audit import Change
-from ..model.errors import Ambiguous, Conflict, OutOfMemory
+from ..model.errors import Ambiguous, Conflict, InvalidInput, OutOfMemory
+from ..model.notice import OURS
+from ..model.targets.url import AllowList
 from ..model.task import Handle, SubmittedTask, Task
 from ..node.node import Node
 from ..sinks.http_network import check_literal_target
@@ -126,6 +128,15 @@ def _spoken(methods: Mapping[str, Route]) -> Iterator[str]:
             yield "HEAD"
 
 
+def check_put_target(target: str, reach: AllowList) -> None:
+    """Refuse a target that no webhook may reach, and those of notices and beats: a caller could forge them."""
+    check_literal_target(target, reach)
+    if target.startswith(OURS):
+        raise InvalidInput(
+            f"target {target[:200]!r}: only nodes put such tasks; report a beat with POST /v1/beats/{{name}}"
+        )
+
+
 NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -177,7 +188,7 @@ class Call(msgspec.Struct):
     def check_target(self, target: str) -> None:
         """Refuse a target that this key may not use, or that no webhook may reach."""
         check_target(self.key, target)
-        check_literal_target(target, self.app.reach)
+        check_put_target(target, self.app.reach)
 
     def signed(self, task: Task) -> Task:
         """Name the caller in a task with an id if its key may not operate: it can replace only what it put itself."""

@@ -1,14 +1,20 @@
 """`/v1/runs`, `/v1/stats`: the history of runs, counts over time, and the log of a running job."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Final, Literal
 
 import msgspec
 
-from ..client.runs import RunLog, RunStats
+from ..client.runs import LIVE, RunLog, RunStats
+from ..model.errors import StoreError
 from ..model.run import KeptRun
+from ..model.targets.names import receiver_of
 from ..store.runs import is_run_id
+from ..store.tasks.dead_letters import find_live
 from .asgi import GUARDED, Answer, AsgiSend, Problem, Sendable, answer, when
+from .auth import Slots, client_of
 from .routes import Call, Route, no_such
 from .tasks import Answered, Printed
 
@@ -17,6 +23,10 @@ LOOK_S: Final = 0.5
 
 LONGEST_FOLLOW_S: Final = 3_600.0
 """Then the response ends, and the caller may follow again."""
+AT_ONCE: Final = 128
+"""Logs that one process sends to followers at one time: each is a connection, and some reads a second."""
+AT_ONCE_OF_ONE: Final = 32
+"""Those of one client among them."""
 
 
 class ListRuns(msgspec.Struct, frozen=True):
@@ -82,7 +92,7 @@ class ChooseStats(msgspec.Struct, frozen=True):
 
 
 class FollowLog(msgspec.Struct, frozen=True):
-    """With `follow` the response is plain text that goes on until the run is over."""
+    """With `follow` the response is plain text, and lasts until the run has ended."""
 
     lane: str | None = None
     cursor: str | None = None
@@ -94,9 +104,8 @@ async def list_runs(call: Call) -> Answer:
     filters: dict[str, Any] = {name: getattr(query, name) for name in ListRuns.__struct_fields__}
     for name in ("ended_after", "ended_before"):
         filters[name] = when(filters[name], name)
-    page = await call.client.runs(**filters)
-    seen = [run.as_dict() for run in page.runs if call.key.sees(run.record.target)]
-    return answer({"runs": seen, "next": page.next})
+    page = await call.client.runs(**filters, allowed=call.key.targets)
+    return answer({"runs": [run.as_dict() for run in page.runs], "next": page.next})
 
 
 async def get_run(call: Call) -> Answer:
@@ -113,8 +122,8 @@ async def _run(call: Call) -> KeptRun:
 
 async def run_stats(call: Call) -> Answer:
     query: ChooseStats = call.query
-    if not call.may_reach_all and (query.target is None or not call.key.sees(query.target)):
-        raise Problem("forbidden", "this key is bound to targets; name one of them as target")
+    if call.key.targets is not None:
+        _check_counted(call.key.targets, call, query.target)
     found = await call.client.run_stats(
         schedule=query.schedule, target=query.target, queue=query.queue,
         start=when(query.start, "start"), end=when(query.end, "end"), step=query.step,
@@ -122,51 +131,108 @@ async def run_stats(call: Call) -> Answer:
     return answer(found)
 
 
+def _check_counted(patterns: Sequence[str], call: Call, target: str | None) -> None:
+    """Refuse a bound key the counts of runs that it may not see: webhooks are counted by their host."""
+    if target is None or not call.key.sees(target):
+        raise Problem("forbidden", "this key is bound to targets; name one of them as target")
+    if target.startswith("http") and f"{receiver_of(target)}/*" not in patterns:
+        raise Problem("forbidden", "webhooks are counted by their host, of which this key may see only a part")
+
+
 async def run_log(call: Call) -> Sendable:
     query: FollowLog = call.query
-    if not call.may_reach_all:
-        await _check_log(call, query)
-    log = await call.client.run_log(call.params["id"], lane=query.lane, cursor=query.cursor)
-    if not query.follow:
-        return answer(log)
-    return _Following(call, log)
+    lane = query.lane if call.may_reach_all else await _seen_lane(call, query.lane)
+    with ExitStack() as place:
+        if query.follow:
+            place.enter_context(call.app.followers.slot(client_of(call.key, call.address)))
+        log = await call.client.run_log(call.params["id"], lane=lane, cursor=query.cursor)
+        return _Following(call, lane, log, place.pop_all()) if query.follow else answer(log)
 
 
-async def _check_log(call: Call, query: FollowLog) -> None:
-    """Refuse a bound key the log of a task or a run that it may not see."""
+async def _seen_lane(call: Call, lane: str | None) -> str | None:
+    """Return the lane of the log that a bound key asks for; refuse the log of a task or a run that it may not see."""
     task_id = call.params["id"]
-    if is_run_id(task_id, len(call.client.store.keys)):
-        await _run(call)
-        return
-    page = await call.client.runs(id=task_id, lane=query.lane, limit=1)
-    info = await call.client.get(task_id, lane=query.lane)
-    call.check_seen(page.runs[0].record.target if page.runs else info.target, "run", task_id)
+    if lane is None and is_run_id(task_id, len(call.client.store.keys)):
+        run = await call.client.run(task_id)
+        if run is not None:
+            call.check_seen(run.record.target, "run", task_id)
+            return None
+
+    async def target_in(one: str | None) -> str | None:
+        return (await _newest(call, task_id, one))[0]
+
+    lane = await call.lane_seen(lane, "run", target_in)
+    target, found_in = await _newest(call, task_id, lane)
+    call.check_seen(target, "run", task_id)
+    # This lane and no other: the log of another caller's task with the same id may still be there.
+    return found_in or ""
+
+
+async def _newest(call: Call, task_id: str, lane: str | None) -> tuple[str | None, str | None]:
+    """Return target and lane of the task that has an id now, or of the last one that had it."""
+    live = await find_live(call.client.store, task_id, lane)
+    if live.state not in LIVE:
+        page = await call.client.runs(id=task_id, lane=lane, limit=1)
+        if page.runs:
+            return page.runs[0].record.target, page.runs[0].record.lane
+    return live.target, live.lane
+
+
+class Followers(Slots):
+    """The responses that follow a log."""
+
+    def __init__(self) -> None:
+        super().__init__(AT_ONCE, AT_ONCE_OF_ONE, "logs are being followed")
+        self.waiting: set[asyncio.Task[None]] = set()
+        """Wait for the client of a response to hang up."""
+
+    def end(self) -> None:
+        """End all responses: the process stops."""
+        for one in self.waiting:
+            one.cancel()
 
 
 class _Following:
     """A response that sends what a run writes, until it is over."""
 
-    def __init__(self, call: Call, log: RunLog) -> None:
+    def __init__(self, call: Call, lane: str | None, log: RunLog, place: ExitStack) -> None:
         self._call = call
+        self._lane = lane
         self._log = log
+        self._place = place
 
     async def send(self, send: AsgiSend) -> None:
+        with self._place:
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), *GUARDED]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            # The head goes with the first piece: a client must not wait for it until the run has written something.
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            gone = asyncio.create_task(self._hung_up())
+            self._call.app.followers.waiting.add(gone)
+            try:
+                await self._send_all(send, gone)
+            finally:
+                self._call.app.followers.waiting.discard(gone)
+                gone.cancel()
+
+    async def _send_all(self, send: AsgiSend, gone: asyncio.Task[None]) -> None:
         call, log = self._call, self._log
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), *GUARDED]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        gone = asyncio.create_task(self._hung_up())
-        loop = asyncio.get_running_loop()
+        app, loop = call.app, asyncio.get_running_loop()
         until = loop.time() + LONGEST_FOLLOW_S
-        try:
-            while not log.over and not gone.done() and loop.time() < until:
-                if log.text:
-                    await send({"type": "http.response.body", "body": log.text.encode(), "more_body": True})
-                else:
-                    await asyncio.wait([gone], timeout=LOOK_S)
-                log = await call.client.run_log(call.params["id"], lane=call.query.lane, cursor=log.next)
-            await send({"type": "http.response.body", "body": log.text.encode()})
-        finally:
-            gone.cancel()
+        while True:
+            if log.text:
+                await send({"type": "http.response.body", "body": log.text.encode(), "more_body": True})
+            elif not log.over:
+                await asyncio.wait([gone], timeout=LOOK_S)
+            if log.over or gone.done() or loop.time() > until:
+                break
+            try:
+                if not await app.authenticator.still_admits(app.spaces.home.client.store, call.key):
+                    break
+                log = await call.client.run_log(call.params["id"], lane=self._lane, cursor=log.next)
+            except StoreError:  # it may be back before the run is over
+                log = RunLog("", log.next, False)
+        await send({"type": "http.response.body", "body": b""})
 
     async def _hung_up(self) -> None:
         while (await self._call.receive())["type"] != "http.disconnect":

@@ -487,6 +487,7 @@ class ApiServer:
     async def stop(self) -> None:
         if self._serving is not None:
             self._server.should_exit = True
+            self.app.followers.end()
             await asyncio.wait([self._serving])
         await self.app.quotas.flush()
         for listener in getattr(self._server, "servers", ()):  # still open if it ended by itself

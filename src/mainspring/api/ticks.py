@@ -15,9 +15,10 @@ from ..model.access import ApiKey
 from ..model.errors import InvalidInput, MainspringError
 from ..model.ids import check_id, check_name
 from ..model.limits import HORIZON_MS, MAX_ITEM_BYTES, MAX_PAYLOAD_BYTES
-from ..model.notice import BEAT, check_beat
+from ..model.notice import BEAT, Expected, check_beat
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import EARLIEST_MS, check_horizon, instant_ms
+from ..store.notices import read_expected
 from .asgi import (
     JSON,
     NOSNIFF,
@@ -30,7 +31,7 @@ from .asgi import (
     encode,
     read_body,
 )
-from .auth import OPEN, check_right
+from .auth import OPEN, check_right, check_target
 from .routes import Call, Route
 from .tasks import put_counted
 
@@ -102,7 +103,16 @@ class NewBeat(msgspec.Struct, forbid_unknown_fields=True):
 async def post_beat(call: Call) -> Answer:
     name, wanted = call.params["name"], call.body
     target = f"{BEAT}:{check_beat(name)}"
-    call.check_target(target)
+    check_target(call.key, target)
+    if not call.key.may("operate"):
+        given = Expected.make(wanted.every, wanted.cron, wanted.timezone, wanted.grace)
+        known = await read_expected(call.client.store, name)
+        if given is not None and known is not None and given != known:
+            raise Problem(
+                "forbidden",
+                f"the beat {name!r} is expected at other times, and a key with the role {call.key.role} cannot change"
+                " them: leave them out, or use a key with the right 'operate'",
+            )
 
     async def put() -> Handle:
         return await call.client.beat(
@@ -269,7 +279,7 @@ def _head(answer: Answer, headers: list[Header]) -> bytes:
     return STATUS_LINE[answer.status] + b"".join(lines)
 
 
-class _Nobody:
+class _NoWaiter:
     def set(self) -> None:
         """Do nothing: no part of the request is waited for."""
 
@@ -277,7 +287,7 @@ class _Nobody:
 class Posted:
     """One tick in progress. uvicorn treats it as a cycle: later requests on the connection wait for it."""
 
-    message_event = _Nobody()
+    message_event = _NoWaiter()
     more_body = keep_alive = True
     disconnected = response_started = response_complete = False
 

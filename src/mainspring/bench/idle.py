@@ -129,7 +129,7 @@ class GrowthRow(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Stand:
+class _Level:
     """A number of pending tasks, and the measurements taken with it."""
 
     pending: int
@@ -174,17 +174,17 @@ async def _side_by_side(
     where: ServerChoice, steps: Sequence[int], shape: Shape, rounds: int, progress: BenchProgress
 ) -> list[GrowthRow]:
     async with contextlib.AsyncExitStack() as stack:
-        stands = []
+        levels = []
         for step in steps:
             place = await stack.enter_async_context(open_environment(where))
             store = await Store.open(place.url, namespace=place.namespace)
             stack.push_async_callback(store.aclose)
-            stands.append(_Stand(step, place, store))
-            await stands[-1].fill(progress)
+            levels.append(_Level(step, place, store))
+            await levels[-1].fill(progress)
         for _ in range(rounds):
-            for stand in stands:
-                await stand.measure(shape, progress)
-        return [stand.row() for stand in stands]
+            for level in levels:
+                await level.measure(shape, progress)
+        return [level.row() for level in levels]
 
 
 class Sparse(msgspec.Struct, frozen=True):

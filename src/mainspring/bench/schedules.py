@@ -48,12 +48,12 @@ class ScheduleFigures(msgspec.Struct, frozen=True):
     idle_server_cpu_percent: float
     delivered: int
     doubled: int
-    unplanted: int
+    unplanned: int
     """Schedules whose next occurrence, an hour later, is missing."""
 
     @property
     def sound(self) -> bool:
-        return self.delivered == self.schedules and not self.doubled and not self.unplanted
+        return self.delivered == self.schedules and not self.doubled and not self.unplanned
 
 
 class _Counter:
@@ -166,5 +166,5 @@ async def _measure(
         idle_server_cpu_percent=round(idle.server_us / idle.at_s / 10_000, 2),
         delivered=len(counter.ids),
         doubled=counter.doubled,
-        unplanted=count - planned,
+        unplanned=count - planned,
     )

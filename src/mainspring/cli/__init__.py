@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
@@ -56,7 +57,7 @@ class _LazyGroup(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise typer.Exit(0) from None  # whoever read our output (head, less) has seen enough
+            raise typer.Exit(0) from None  # the reader of our output (head, less) has seen enough
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -84,7 +85,7 @@ def _placeholder() -> None:
 
 
 for _name, (_, _summary) in _COMMANDS.items():
-    app.command(_name, help=_summary)(_placeholder)
+    app.command(_name, help=_summary, short_help=_summary)(_placeholder)
 
 
 def _print_version(wanted: bool) -> None:
@@ -192,6 +193,13 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring task result order-42",
         "mainspring task result order-42 --wait 10m --json",
     ),
+    "run list": (
+        "mainspring run list --outcome failed --ended-after 2030-01-01T00:00:00Z",
+        "mainspring run list --schedule nightly -o name",
+    ),
+    "run show": ("mainspring run show 5.mwn1d9qx.0.0",),
+    "run log": ("mainspring run log nightly-backup -f",),
+    "run stats": ("mainspring run stats --queue mail --step minute",),
     "schedule add": (
         "mainspring schedule add nightly --cron '0 2 * * *' --tz Europe/Paris --target command:backup",
         "mainspring schedule add poll --every 30s --target https://example.com/poll --overlap skip",
@@ -231,7 +239,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring dead replay --target 'kafka:*' --rate 100 --dry-run",
     ),
     "dead drop": ("mainspring dead drop --died-before 2030-01-01T00:00:00Z --yes",),
-    "dead export": ("mainspring dead export -o letters.ndjson",),
+    "dead export": ("mainspring dead export -o dead-letters.ndjson",),
     "pause": ("mainspring pause --target 'kafka:*' --reason deploy --for 30m", "mainspring pause --all"),
     "resume": ("mainspring resume --target 'kafka:*'",),
     "pauses": ("mainspring pauses",),
@@ -248,6 +256,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring acl --file >> users.acl",
     ),
     "config show": ("mainspring config show --changed",),
+    "config set": ("mainspring config set history_bytes 64MiB",),
+    "config shared": ("mainspring config shared",),
     "key add": ("mainspring key add shop --role submit-only --target 'kafka:orders*' --expires 90d",),
     "key list": ("mainspring key list",),
     "key revoke": ("mainspring key revoke k89371c4ea6",),
@@ -257,19 +267,46 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring demo ticks --seconds 30",
         "mainspring demo ticks --kafka broker:9092 --rate 20000 --json",
     ),
-    "bench http": ("mainspring bench http --json",),
-    "bench e2e": ("mainspring bench e2e --rate 60000 --json",),
-    "bench cycle": ("mainspring bench cycle --tasks 500000",),
+    "bench all": ("mainspring bench all",),
+    "bench baseline": ("mainspring bench baseline --tasks 300000",),
+    "bench cluster": ("mainspring bench cluster --kills 5",),
     "bench compare": ("mainspring bench compare --tasks 300000 --ids",),
+    "bench cycle": ("mainspring bench cycle --tasks 500000",),
+    "bench e2e": ("mainspring bench e2e --rate 60000 --json",),
+    "bench growth": ("mainspring bench growth",),
+    "bench history": ("mainspring bench history --runs 100000",),
+    "bench http": ("mainspring bench http --json",),
+    "bench idle": ("mainspring bench idle --seconds 10",),
+    "bench lateness": ("mainspring bench lateness --rate 10000 --compare",),
+    "bench peers": ("mainspring bench peers --only huey --only mainspring",),
+    "bench schedules": ("mainspring bench schedules --schedules 10000",),
+    "bench sinks": ("mainspring bench sinks --rounds 1",),
+    "bench sparse": ("mainspring bench sparse --tasks 1000000",),
 }
 
 
+EXAMPLE_WIDTH: Final = 72
+"""Columns of an example: help pages indent it, and a terminal may have 80."""
+
+
+def folded(line: str) -> str:
+    """Return a command as one types it: a long one continues on the next line, before an option or a bar."""
+    lines: list[str] = []
+    for part in re.split(r" (?=--|[|] )", line):
+        if lines and len(lines[-1]) + len(part) < EXAMPLE_WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return " \\\n".join(lines)
+
+
 def with_examples(command: Any, name: str) -> Any:
-    """Add the examples to the help of a command and its subcommands."""
+    """Add the examples to the help of a command and its subcommands, and show their summaries whole, not cut."""
+    command.short_help = (command.help or "").partition("\n\n")[0].replace("\n", " ")
     lines = EXAMPLES.get(name)
     if lines:
         note = f"{command.epilog}\n\n" if command.epilog else ""
-        command.epilog = f"{note}Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+        command.epilog = f"{note}Examples:\n\n\b\n" + indent("\n".join(map(folded, lines)), "  ")
     for below, one in getattr(command, "commands", {}).items():
         with_examples(one, f"{name} {below}")
     return command

@@ -13,8 +13,18 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import user
-from mainspring.cli.listing import CLEAR, Instant, Listing, listing, print_rows
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, place_of, remote
+from mainspring.cli.listing import CLEAR, Instant, Listing, connected, listing, print_rows
+from mainspring.cli.options import (
+    Json,
+    Namespace,
+    Settings,
+    load,
+    new_app,
+    new_group,
+    opened_store,
+    place_of,
+    remote,
+)
 from mainspring.cli.output import aligned
 from mainspring.cli.task import with_client
 from mainspring.model.access import KeyOrder, KeyShown, Role, make_key, new_token
@@ -30,9 +40,7 @@ if TYPE_CHECKING:
     from mainspring.store.store import Store
 
 
-cluster_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+cluster_app = new_group()
 
 EVERY_S: Final = 1.0
 
@@ -43,16 +51,17 @@ def _group() -> None:
 
 
 @cluster_app.command()
+@connected
 def status(
+    config: "Config",
     watch: Annotated[bool, typer.Option("--watch", help="Print it again every second, until Ctrl-C.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Show every node: its partitions, what it holds ahead and in flight, and how far it is behind.
 
     Exit code 1 when a partition has no owner.
     """
-    owned = asyncio.run(_status(load(redis_url, data_dir, namespace, config), watch=watch, json=json))
+    owned = asyncio.run(_status(config, watch=watch, json=json))
     if not owned:
         raise typer.Exit(1)
 
@@ -120,27 +129,24 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
 
 
-status_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+status_app = new_app()
 
 FEW: Final = 5
 
 
 @status_app.command("status")
-def overview(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def overview(config: "Config", json: Json = False) -> None:
     """Show one namespace on one screen: nodes, tasks, what is due next, what failed last.
 
     Exit code 1 when a partition has no owner, so that nothing of it is fired.
     """
-    loaded = load(redis_url, data_dir, namespace, config)
-    cluster = asyncio.run(_cluster(loaded))
-    found = with_client(loaded, _overview)
+    cluster = asyncio.run(_cluster(config))
+    found = with_client(config, _overview)
     if json:
         print(msgspec.json.encode(found | {"cluster": cluster}).decode())
     else:
-        _print_overview(found, cluster, place_of(loaded))
+        _print_overview(found, cluster, place_of(config))
     if cluster["without_owner"]:
         raise typer.Exit(1)
 
@@ -196,7 +202,7 @@ def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) 
         print_rows(("ID", "DIED", "TARGET", "REASON"), rows)
 
 
-version_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+version_app = new_app()
 
 
 @version_app.command("version")
@@ -209,11 +215,13 @@ def version() -> None:
     print(f"mainspring {__version__}, Python {python_version()}, {platform(terse=True)}")
 
 
-key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+key_app = new_group()
 
 
 @key_app.command()
+@connected
 def add(
+    config: "Config",
     name: Annotated[str, typer.Argument(help="What it is for; shown in lists and in the audit trail.")] = "",
     role: Annotated[Role, typer.Option(help="What it may do.")] = "operator",
     expires: Annotated[str | None, typer.Option(help="A time, or a delay such as 90d; default never.")] = None,
@@ -222,14 +230,12 @@ def add(
     rate: Annotated[float | None, typer.Option(help="At most this many requests a second.")] = None,
     max_pending: Annotated[int | None, typer.Option(help="At most this many pending tasks; 0 is no limit.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="At most this many bytes of payloads of pending tasks.")] = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Make a key and print its text, this one time."""
-    loaded = load(redis_url, data_dir, namespace, config)
     bound = None if targets is None else tuple(targets)
     order = KeyOrder(role, name, expires, tuple(reaches or ()), bound, rate, max_pending, max_bytes)
-    token, made = asyncio.run(_add(loaded, order))
+    token, made = asyncio.run(_add(config, order))
     if json:
         print(msgspec.json.encode({"key": token, **made.fields}).decode())
         return
@@ -261,13 +267,14 @@ def _bounds(key: KeyShown) -> str:
 
 
 @key_app.command()
+@connected
 def revoke(
+    config: "Config",
     ids: Annotated[list[str], typer.Argument(help="Ids as `key list` shows them.")],
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Revoke keys for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
-    names = asyncio.run(_revoke(load(redis_url, data_dir, namespace, config), ids))
+    names = asyncio.run(_revoke(config, ids))
     if json:
         outcomes = [{"id": key_id, "outcome": "unknown" if name is None else "revoked"} for key_id, name in names]
         print(msgspec.json.encode(outcomes).decode())
@@ -348,7 +355,7 @@ async def _record(store: "Store", config: "Config", what: str, name: str, **chan
     await access.record_change(store, change, kept=config.audit_entries)
 
 
-acl_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+acl_app = new_app()
 
 _USER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -393,7 +400,7 @@ def _secret(file: Path | None) -> str | None:
     return secret
 
 
-audit_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+audit_app = new_app()
 
 
 @audit_app.command()

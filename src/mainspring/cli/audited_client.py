@@ -39,12 +39,12 @@ CHANGES: Final = {
     "pause": "pause.add",
     "resume": "pause.remove",
 }
-"""Call of a client -> how the trail names it. A put that replaces nothing is data, and not in it."""
+"""Call of a client -> its name in the trail. A put that replaces nothing is data, and not recorded."""
 
 DEAD: Final = ("replay", "replay_many", "drop", "drop_many")
 SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
 _LEFT: Final = (False, 0, "unknown", "too late", "ambiguous", "no head", "gone", "conflict", "damaged")
-"""Answers after which everything is as it was."""
+"""Answers of calls that changed nothing."""
 
 _RUNS: Final = ("schedule.trigger", "schedule.backfill")
 """These add runs; the schedule stays as it is."""
@@ -60,7 +60,7 @@ def user() -> str:
 
 
 class AuditedClient:
-    """A client as commands hold it, or its `schedules` or `dead`: every call that changes something is written down."""
+    """A client for commands, or its `schedules` or `dead`: records every call that changes something."""
 
     def __init__(self, client: Any, changes: Mapping[str, str], audit: Callable[..., Awaitable[None]]) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class AuditedClient:
         answer = await call(*given, **options)
         if not options.get("dry_run"):
             answers = answer if name == "cancel_many" else [answer] * len(objects)
-            audited = set()  # who names a task twice cancels it once
+            audited = set()  # a task that is named twice is cancelled once
             for one, was, result in zip(objects, before, answers, strict=True):
                 if one not in audited and getattr(result, "outcome", result) not in _LEFT:
                     audited.add(one)
@@ -103,13 +103,13 @@ class AuditedClient:
         return answer
 
     async def _audit_changed(self, what: str, name: str, was: View, after: View) -> None:
-        """An edit that finds everything as it should be is none, and who adds what is there edits it."""
+        """Record an edit only if it changes something, and an add of an existing schedule as an edit."""
         if was != after:
             replaced = what == "schedule.add" and was is not None
             await self._audit("schedule.edit" if replaced else what, name, was, after)
 
     async def _watch_added(self, call: Callable[..., Awaitable[Any]], wanted: Any, **options: Any) -> Any:
-        """Schedules of a file."""
+        """Apply the schedules of a file."""
         definitions = list(wanted)
         before = await self._client.get_many([one.name for one in definitions])
         answer = await call(definitions, **options)
@@ -137,7 +137,7 @@ class AuditedClient:
             await self._audit(self._changes["put"], handle.id, *views)
 
     async def _audit_dead_letters(self, name: str, call: Callable[..., Awaitable[Any]], **options: Any) -> Any:
-        """Many letters; a call that is broken off has changed those that it had come to."""
+        """Change many dead letters; a call that is interrupted has changed those it had reached."""
         so_far: Any = 0
         progress = options.get("progress")
 
@@ -164,7 +164,7 @@ class AuditedClient:
                 try:
                     return of_task(await self._client.get(name, lane=options.get("lane")))
                 except Ambiguous:
-                    return None  # nothing will be done to any of them
+                    return None  # the call changes none of them
             case "schedule":
                 return of_schedule(await self._client.get(name))
             case "dead":
@@ -202,12 +202,12 @@ def _objects(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> l
 
 
 async def record(store: "Store", kept: int, what: str, name: str, before: View, after: View) -> None:
-    """One change into the trail."""
+    """Write one change to the trail."""
     from mainspring.store import access
 
     change = Change(f"{user()} (command line)", what, name, socket.gethostname(), "", *changes(before, after))
     try:
         await access.record_change(store, change, kept=kept)
     except StoreError as error:
-        # Done is done: a full server, for example, must still let tasks be cancelled.
+        # The change is made already: a full server, for example, must still let tasks be cancelled.
         print(f"warning: this could not be written into the audit trail: {error}", file=sys.stderr)

@@ -28,6 +28,7 @@ from ..bench.show import MeasuringBar, table_of
 from ..bench.sinks import sinks as run_sinks
 from ..model.errors import MainspringError
 from ..testing.servers import Kind, missing
+from .options import new_group
 from .serve import run
 
 
@@ -44,20 +45,16 @@ async def all_in_short(where: ServerChoice, tasks: int, progress: BenchProgress)
         "idle": await run_idle(where, 5.0, progress),
     }
     if where.url is None and missing("redis") is None:
-        where = ServerChoice(server="redis")  # the promise on memory is made for Redis 7.0
+        where = ServerChoice(server="redis")  # the promise on memory is for Redis 7.0
     results["sparse"] = await run_sparse(where, 10 * tasks, 48, progress)
     return results
 
 
-app = typer.Typer(
-    help="Measure speed, cost, lateness and memory on this machine.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = new_group(help="Measure speed, cost, lateness and memory on this machine.")
 
 Tasks = Annotated[int, typer.Option("--tasks", help="How many tasks.")]
 PayloadBytes = Annotated[int, typer.Option("--payload-bytes", help="Bytes of each payload.")]
-WithIds = Annotated[bool, typer.Option("--ids", help="Tasks carry ids of the caller's.")]
+WithIds = Annotated[bool, typer.Option("--ids", help="Give tasks ids of the caller.")]
 WithLanes = Annotated[bool, typer.Option("--lanes", help="Ten tasks each share a lane.")]
 CancelShare = Annotated[float, typer.Option("--cancel", help="Share that is cancelled before it fires.")]
 Spread = Annotated[float, typer.Option("--spread", help="Seconds over which due times are spread.")]
@@ -71,7 +68,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def _run(title: str, work: Callable[[BenchProgress], Awaitable[Any]], as_json: bool) -> None:
-    """Measure, print, and end with 1 when a task was lost, duplicated or early."""
+    """Measure and print; exit with 1 if a task was lost, duplicated or early."""
 
     async def main() -> Any:
         return await work(bar)
@@ -133,7 +130,7 @@ def baseline(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """The same work by a careful hand-written design: ZADD + HSET, Lua claims with leases, acks."""
+    """Do the same work with a careful hand-written design: ZADD + HSET, Lua claims with leases, acks."""
     where = ServerChoice(redis_url, server)
     _run(
         "baseline",
@@ -155,7 +152,7 @@ def compare(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Both in one run, taking turns; ratios are Mainspring by baseline."""
+    """Measure both in one run, in turns; ratios are Mainspring by baseline."""
     where = ServerChoice(redis_url, server)
     _run(
         "compare",
@@ -176,7 +173,7 @@ def lateness(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """A steady load put two seconds ahead by another process: how late tasks arrive, what one costs."""
+    """Put a steady load two seconds ahead from another process: how late tasks arrive, what one costs."""
     where = ServerChoice(redis_url, server)
 
     async def work(report: BenchProgress) -> Any:
@@ -197,7 +194,7 @@ def growth(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """What a task costs the server while 50 k, 500 k and 5 M others are pending."""
+    """Measure what a task costs the server while 50 k, 500 k and 5 M others are pending."""
     _run("growth", lambda report: run_growth(ServerChoice(redis_url, server), most, tasks, rounds, report), json)
 
 
@@ -208,7 +205,7 @@ def idle(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """What a node costs that owns all partitions and has nothing to do."""
+    """Measure what an idle node costs that owns all partitions."""
     _run("idle", lambda report: run_idle(ServerChoice(redis_url, server), seconds, report), json)
 
 
@@ -221,7 +218,7 @@ def cluster(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Four node processes: takeover after a kill and after a stop, what moves, what they fire together."""
+    """Run four node processes: takeover after a kill and a stop, what moves, what they fire together."""
     where = ServerChoice(redis_url, server)
     _run("cluster", lambda report: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=report), json)
 
@@ -235,7 +232,7 @@ def sinks(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Through the engine into real targets, beside the same library in a plain loop."""
+    """Deliver through the engine to real targets, beside the same library in a plain loop."""
     _run("sinks", lambda report: run_sinks(ServerChoice(redis_url, server), only or (), tasks, rounds, report), json)
 
 
@@ -247,7 +244,7 @@ def sparse(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Memory of a pending task when tasks are spread thinly over a year."""
+    """Measure the memory of a pending task when tasks are spread thinly over a year."""
     _run("sparse", lambda report: run_sparse(ServerChoice(redis_url, server), tasks, payload_bytes, report), json)
 
 
@@ -263,7 +260,7 @@ def peers(
     ] = True,
     json: AsJson = False,
 ) -> None:
-    """Mainspring beside Celery, Dramatiq, RQ, arq and Huey: the same tasks, one producer and one consumer each."""
+    """Compare Mainspring with Celery, Dramatiq, RQ, arq and Huey: the same tasks, one producer, one consumer."""
     where = ServerChoice(server=server) if server else server_of_choice()
     demand = Demand(tasks, rate, seconds)
     _run("peers", lambda report: run_peers(where, demand, only or (), report, install=install), json)
@@ -277,7 +274,7 @@ def http(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Ticks one by one and tasks in batches over HTTP, beside a bare application on the same web server."""
+    """Post ticks one by one and tasks in batches over HTTP, beside a bare application on the same web server."""
     _run("http", lambda report: run_http(ServerChoice(redis_url, server), seconds, rounds, report), json)
 
 
@@ -291,7 +288,7 @@ def e2e(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Batches over HTTP in, Kafka out, read there again: the whole road at a steady rate."""
+    """Run the whole path at a steady rate: batches in over HTTP, messages out to Kafka, read there again."""
     where = ServerChoice(redis_url, server)
     _run("e2e", lambda report: run_e2e(where, rate, seconds, schedulers, kafka, report), json)
 
@@ -316,7 +313,7 @@ def history(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """What the history of runs takes, how soon runs are found in it, and what it costs to fire with it."""
+    """Measure the memory of the history of runs, how soon runs are found in it, and its cost where tasks fire."""
     where = ServerChoice(redis_url, server)
     _run("history", lambda report: run_history(where, runs, tasks, rounds, report), json)
 
@@ -328,7 +325,7 @@ def everything(
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """All of them in short, in about three minutes."""
+    """Run all of them in short, in about three minutes."""
     _run("all", lambda report: all_in_short(ServerChoice(redis_url, server), tasks, report), json)
 
 

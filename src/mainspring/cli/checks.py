@@ -11,7 +11,17 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import record
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
+from mainspring.cli.listing import connected
+from mainspring.cli.options import (
+    Json,
+    Namespace,
+    Settings,
+    load,
+    new_app,
+    new_group,
+    remote,
+    server_url,
+)
 from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config
@@ -34,26 +44,24 @@ if TYPE_CHECKING:
     from mainspring.client.http import Api
 
 
-doctor_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+doctor_app = new_app()
 
 
 @doctor_app.command()
+@connected
 def doctor(
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = None,
-    namespace: Namespace = None,
-    config: Settings = None,
+    config: "Config",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 at a warning as well.")] = False,
     json: Json = False,
-) -> None:
-    """Check the whole set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
+) -> None:  # fmt: skip
+    """Check the set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
 
     Over an API the node looks at them in your place, which takes an admin's key.
 
     Exit codes: 0 ready to use, 1 something must be fixed first (with --strict: also at a warning), 2 the settings
     are wrong.
     """
-    found = asyncio.run(_examine(load(redis_url, data_dir, namespace, config)))
+    found = asyncio.run(_examine(config))
     if json:
         rows = [{"server": one.where} | msgspec.to_builtins(one.check) for one in found]
         print(msgspec.json.encode(rows).decode())
@@ -87,23 +95,24 @@ def _over(api: "Api") -> list[DoctorFinding]:
     return [reached, *(DoctorFinding(row.pop("server"), Check(**row)) for row in rows)]
 
 
-verify_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+verify_app = new_app()
 
 MOST_SHOWN: Final = 20
-"""Findings of one kind shown to people; JSON has more."""
+"""Findings of one kind that are shown to people; JSON has more."""
 
 
 @verify_app.command("verify")
+@connected
 def verify_(
+    config: "Config",
     repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired; report each repair.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Prove that every accepted task is somewhere, and find orphans; nodes may keep running meanwhile.
 
     Exit code 1 when findings are left.
     """
-    report = asyncio.run(_verify(load(redis_url, data_dir, namespace, config), repair=repair, shown=not json))
+    report = asyncio.run(_verify(config, repair=repair, shown=not json))
     print(msgspec.json.encode(report.as_dict()).decode() if json else as_text(report, repair=repair))
     if report.left:
         raise typer.Exit(1)
@@ -168,15 +177,12 @@ def _sum_of(counters: TaskCounters) -> str:
 _PARTS: Final = ("pending", "fired", "queued", "done", "cancelled", "replaced", "dead")
 
 
-notify_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Channels of notices: list them, try one; beats of jobs that others run.",
-)  # fmt: skip
+notify_app = new_group(help="Channels of notices: list them, try one; beats of jobs that others run.")
 
 
 @notify_app.command("list")
 def list_channels(namespace: Namespace = None, config: Settings = None, json: Json = False) -> None:
-    """List the channels of the settings: where each leads, and what it is told."""
+    """List the channels of the settings: where each leads, and which notices it gets."""
     found = load(None, None, namespace, config)
     channels = found.notify.of(found.namespace)
     rows = [{"channel": one.name, "to": one.way.shown, "told": one.rule.shown} for one in channels.values()]
@@ -195,7 +201,7 @@ def try_channel(
     namespace: Namespace = None,
     config: Settings = None,
 ) -> None:
-    """Send a notice through a channel of the settings, from here and now, and say whether it was accepted."""
+    """Send a notice through a channel of the settings, from this machine, and say whether it was accepted."""
     found = load(None, None, namespace, config)
     if channel not in found.notify:
         hint = f"there are {', '.join(found.notify)}" if found.notify else "add [notify.<name>] to the settings"
@@ -227,17 +233,14 @@ async def _try_channel(config: Config, name: str) -> Outcome:
 
 
 @notify_app.command("beat")
+@connected
 def send_beat(
+    config: "Config",
     name: Annotated[str, typer.Argument(help="Name of the job that has ended well.")],
     every: Annotated[str | None, typer.Option(help="How often beats are expected.")] = None,
     cron: Annotated[str | None, typer.Option(help="Cron line by which they are expected.")] = None,
     timezone: Annotated[str | None, typer.Option("--tz", "--timezone", help="Its time zone; UTC.")] = None,
     grace: Annotated[str | None, typer.Option(help="How late a beat may come; 1m.")] = None,
-    redis_url: RedisUrl = None,
-    data_dir: DataDir = None,
-    namespace: Namespace = None,
-    config: Settings = None,
-) -> None:
-    """Say that a job which others run has ended well, and when the next beat is expected."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    with_client(loaded, lambda client: client.beat(name, every=every, cron=cron, timezone=timezone, grace=grace))
+) -> None:  # fmt: skip
+    """Report that a job of another program has succeeded, and when the next beat is expected."""
+    with_client(config, lambda client: client.beat(name, every=every, cron=cron, timezone=timezone, grace=grace))

@@ -1,4 +1,4 @@
-"""`mainspring config`: every setting, its value, and who said so; and the settings that the namespace keeps."""
+"""`mainspring config`: every setting, its value and source; and the settings that the namespace keeps."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
+from mainspring.cli.listing import connected
+from mainspring.cli.options import Json, new_group, server_url
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
@@ -21,12 +22,12 @@ from mainspring.store.redis.url import safe_url
 if TYPE_CHECKING:
     from mainspring.store.store import Store
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_group()
 
 
 @app.callback()
 def config() -> None:
-    """Settings: what holds, and where it comes from."""
+    """Settings: their values, and where each comes from."""
 
 
 @app.command(
@@ -58,17 +59,16 @@ def show(
 
 
 @app.command("set")
+@connected
 def set_(
+    config: "Config",
     name: Annotated[str, typer.Argument(help="dedupe_window, max_payload_bytes, history_bytes, …")],
     value: Annotated[str, typer.Argument(help="Such as 2h, 65536 or park.")],
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None,
 ) -> None:  # fmt: skip
     """Change a setting that the namespace keeps, for all nodes, workers and clients; those that run follow."""
-    loaded = load(redis_url, data_dir, namespace, config)
     kept = checked_setting(name, value)
-    before = asyncio.run(_set(loaded, name, kept))
-    print(f"{name} of namespace {loaded.namespace}: {before or 'not set'} -> {kept}")
+    before = asyncio.run(_set(config, name, kept))
+    print(f"{name} of namespace {config.namespace}: {before or 'not set'} -> {kept}")
 
 
 async def _set(loaded: Config, name: str, value: str) -> str | None:
@@ -83,12 +83,10 @@ async def _set(loaded: Config, name: str, value: str) -> str | None:
 
 
 @app.command()
-def shared(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def shared(config: "Config", json: Json = False) -> None:
     """Print the settings that the namespace keeps, on which nodes, workers and clients agree."""
-    kept = asyncio.run(_shared(load(redis_url, data_dir, namespace, config)))
+    kept = asyncio.run(_shared(config))
     if json:
         import msgspec
 
@@ -105,7 +103,7 @@ async def _shared(loaded: Config) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def _opened(loaded: Config, *, makes: bool) -> "AsyncIterator[Store]":
-    """The namespace, whatever the settings here say of what it keeps: it is about to be changed, or to be seen."""
+    """Open the namespace without this process's values of shared settings: they are to be changed or shown."""
     from mainspring.store.store import Store
 
     async with (
@@ -120,7 +118,7 @@ async def _opened(loaded: Config, *, makes: bool) -> "AsyncIterator[Store]":
 
 
 def _flags(args: list[str]) -> dict[str, object]:
-    """`--port 9000`, `--port=9000`: settings by the names they have as flags."""
+    """Read settings given as flags, `--port 9000` or `--port=9000`."""
     found: dict[str, object] = {}
     rest = iter(args)
     for word in rest:
@@ -136,7 +134,7 @@ def _flags(args: list[str]) -> dict[str, object]:
 
 
 def shown(settings: Config, name: str) -> Any:
-    """A value for people and programs, without what is secret."""
+    """Return a value for people and programs, without secrets."""
     field = SETTINGS[name].field
     value = settings.value_of(field)
     if name == "redis_url":

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
 import typer
 
-from mainspring.cli.listing import Instant, Listing, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.listing import Instant, Listing, connected, listing
+from mainspring.cli.options import Json, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
-from mainspring.cli.task import After, At, print_json, when_of, with_client
+from mainspring.cli.task import After, At, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
@@ -20,25 +20,23 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 
-LetterIds = Annotated[
-    list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")
-]
-LetterTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
-LetterLane = Annotated[str | None, typer.Option(help="Only this lane.")]
-LetterReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
+DeadIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")]
+DeadTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
+DeadLane = Annotated[str | None, typer.Option(help="Only this lane.")]
+DeadReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
 DiedAfter = Annotated[str | None, typer.Option(help="Only what died from this time on.")]
 DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this time.")]
-AllLetters = Annotated[bool, typer.Option("--all", help="All dead letters.")]
-LettersDryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")]
+AllDead = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+DeadDryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")]
 
 _OF_CONTENT: Final[tuple[Literal["target", "lane", "reason"], ...]] = ("target", "lane", "reason")
-"""Filters for which letters have to be read."""
+"""Filters for which dead letters have to be read."""
 
 
 class Filters(TypedDict):
-    """The choice of letters as the client takes it."""
+    """Return the filters as the client takes them."""
 
     target: str | None
     lane: str | None
@@ -53,7 +51,7 @@ def list_(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Dead letters of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
-    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
+    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> Listing:  # fmt: skip
     """List dead letters, the newest first."""
@@ -69,54 +67,48 @@ def list_(
 
 
 @app.command()
-def show(
-    id: str, lane: LetterLane = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def show(config: "Config", id: str, lane: DeadLane = None, json: Json = False) -> None:
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    letter = with_client(loaded, lambda client: client.dead.get(id, lane=lane))
-    if letter is None:
+    dead_letter = with_client(config, lambda client: client.dead.get(id, lane=lane))
+    if dead_letter is None:
         print(f"{id}: there is no dead letter with this id", file=sys.stderr)
         raise typer.Exit(1)
     if json:
-        print_json(letter.as_dict(loaded.namespace))
+        print_json(dead_letter.as_dict(config.namespace))
     else:
-        print("\n".join(map(printable, lines_of(letter, loaded.namespace))))
+        print("\n".join(map(printable, lines_of(dead_letter, config.namespace))))
 
 
 @app.command()
+@connected
 def replay(
-    ids: LetterIds = None, every: AllLetters = False,
-    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
+    config: "Config", ids: DeadIds = None, every: AllDead = False,
+    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     at: At = None, after: After = None,
     rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Give each a new idempotency key.")] = False,
-    dry_run: LettersDryRun = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    dry_run: DeadDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Deliver dead letters again, now or at another time; exit code 1 if one could not be replayed.
 
     Each keeps its id, its lane and its idempotency key, and begins with attempt 1.
     """
-    loaded = load(redis_url, data_dir, namespace, config)
     filters = _filters(target, lane, reason, died_after, died_before)
     _check_choice(ids, every, filters)
 
     async def work(client: "Client") -> ReplaySummary:
         if ids:
-            return await _replay_ids(client, ids, lane, when_of(at), after, new_key, dry_run, bar)
+            return await _replay_ids(client, ids, lane, at, after, new_key, dry_run, bar)
         total = await _total(client, filters)
         return await client.dead.replay_many(
-            **filters, at=when_of(at), after=after, rate=rate, new_key=new_key, dry_run=dry_run,
+            **filters, at=at, after=after, rate=rate, new_key=new_key, dry_run=dry_run,
             progress=lambda so_far: bar(so_far.seen, total),
         )  # fmt: skip
 
-    with ProgressBar("letters", shown=not json) as bar:
-        summary = with_client(loaded, work)
+    with ProgressBar("dead letters", shown=not json) as bar:
+        summary = with_client(config, work)
     if json:
         print_json(summary)
     else:
@@ -126,17 +118,15 @@ def replay(
 
 
 @app.command()
+@connected
 def drop(
-    ids: LetterIds = None, every: AllLetters = False,
-    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
+    config: "Config", ids: DeadIds = None, every: AllDead = False,
+    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: dropped dead letters do not come back.")] = False,
-    dry_run: LettersDryRun = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    dry_run: DeadDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
     """Forget dead letters for good; exit code 1 if one of the ids has none."""
-    loaded = load(redis_url, data_dir, namespace, config)
     filters = _filters(target, lane, reason, died_after, died_before)
     _check_choice(ids, every, filters)
     if not yes and not dry_run:
@@ -151,8 +141,8 @@ def drop(
         total = await _total(client, filters)
         return await client.dead.drop_many(**filters, dry_run=dry_run, progress=lambda count: bar(count, total))
 
-    with ProgressBar("letters", shown=not json) as bar:
-        count = with_client(loaded, work)
+    with ProgressBar("dead letters", shown=not json) as bar:
+        count = with_client(config, work)
     for id in unknown:
         print(f"{id}: there is no dead letter with this id", file=sys.stderr)
     if json:
@@ -164,19 +154,18 @@ def drop(
 
 
 @app.command()
+@connected
 def export(
+    config: "Config",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default standard output.")] = None,
-    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
+    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None,
 ) -> None:  # fmt: skip
     """Write dead letters as JSON lines, the oldest first."""
-    loaded = load(redis_url, data_dir, namespace, config)
     filters = _filters(target, lane, reason, died_after, died_before)
     if output is None:
-        # On a terminal the letters themselves are seen to come.
-        _export(loaded, sys.stdout.buffer.write, filters, shown=not sys.stdout.isatty())
+        # On a terminal the dead letters themselves show the progress.
+        _export(config, sys.stdout.buffer.write, filters, shown=not sys.stdout.isatty())
         sys.stdout.flush()
         return
     try:
@@ -184,8 +173,8 @@ def export(
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
     with opened as file:
-        count = _export(loaded, file.write, filters)
-    print(f"{count} letters written to {output}", file=sys.stderr)
+        count = _export(config, file.write, filters)
+    print(f"{count} dead letters written to {output}", file=sys.stderr)
 
 
 # -- inside ----------------------------------------------------------------------------------------------------
@@ -194,9 +183,7 @@ def export(
 def _filters(
     target: str | None, lane: str | None, reason: str | None, died_after: str | None, died_before: str | None
 ) -> Filters:
-    return Filters(
-        target=target, lane=lane, reason=reason, died_after=when_of(died_after), died_before=when_of(died_before)
-    )
+    return Filters(target=target, lane=lane, reason=reason, died_after=died_after, died_before=died_before)
 
 
 def _check_choice(ids: list[str] | None, every: bool, filters: Filters) -> None:
@@ -246,7 +233,7 @@ def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *
         total = await _total(client, filters)
         return await client.dead.export(write, **filters, progress=lambda count: bar(count, total))
 
-    with ProgressBar("letters", shown=shown) as bar:
+    with ProgressBar("dead letters", shown=shown) as bar:
         return with_client(config, work)
 
 
@@ -265,21 +252,21 @@ def _not_replayed(summary: ReplaySummary) -> dict[str, int]:
     return {"in conflict": summary.conflict, "damaged": summary.damaged, "gone or unknown": summary.gone}
 
 
-def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
-    fields = letter.as_dict(namespace)
-    lines = [f"id          {letter.id}", f"reason      {letter.reason}"]
-    lines.append(f"died        {letter.died_ms} ({moment(letter.died_ms)})")
-    lines.append(f"due         {letter.due_ms} ({moment(letter.due_ms)}), originally")
-    if letter.damaged:
-        return [*lines, f"entry       {letter.entry.hex()} (its bytes in hex; it cannot be replayed)"]
-    lines += [f"target      {letter.target}", f"attempts    {letter.attempts}"]
-    if letter.lane is not None:
-        lines.append(f"lane        {letter.lane}")
-    first = letter.attempts - len(letter.errors) + 1
-    lines += [f"error {number:<5} {error}" for number, error in enumerate(letter.errors, max(1, first))]
-    lines += [f"traceback   {line}" for line in letter.traceback.splitlines()]
-    if letter.response is not None:
-        lines += answer_lines(letter.response)
+def lines_of(dead_letter: DeadLetter, namespace: str) -> list[str]:
+    fields = dead_letter.as_dict(namespace)
+    lines = [f"id          {dead_letter.id}", f"reason      {dead_letter.reason}"]
+    lines.append(f"died        {dead_letter.died_ms} ({moment(dead_letter.died_ms)})")
+    lines.append(f"due         {dead_letter.due_ms} ({moment(dead_letter.due_ms)}), originally")
+    if dead_letter.damaged:
+        return [*lines, f"entry       {dead_letter.entry.hex()} (its bytes in hex; it cannot be replayed)"]
+    lines += [f"target      {dead_letter.target}", f"attempts    {dead_letter.attempts}"]
+    if dead_letter.lane is not None:
+        lines.append(f"lane        {dead_letter.lane}")
+    first = dead_letter.attempts - len(dead_letter.errors) + 1
+    lines += [f"error {number:<5} {error}" for number, error in enumerate(dead_letter.errors, max(1, first))]
+    lines += [f"traceback   {line}" for line in dead_letter.traceback.splitlines()]
+    if dead_letter.response is not None:
+        lines += answer_lines(dead_letter.response)
     lines.append(f"key         {fields['idempotency_key']}")
-    payload = f"{letter.payload.hex()} (bytes, in hex)" if letter.raw else letter.payload.decode()
+    payload = f"{dead_letter.payload.hex()} (bytes, in hex)" if dead_letter.raw else dead_letter.payload.decode()
     return [*lines, f"payload     {payload}"]

@@ -1,4 +1,4 @@
-"""`mainspring demo …`: the whole road at full speed, with the figures every second."""
+"""`mainspring demo …`: the whole path at full speed, with figures every second."""
 
 import sys
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from mainspring.bench.show import in_rows, side_by_side
+from mainspring.cli.options import new_group
 from mainspring.cli.serve import run
 from mainspring.demo.plan import DemoPlan, Via
 from mainspring.demo.run import DemoServers, Parts, Reconciliation, Second
@@ -16,7 +17,7 @@ from mainspring.demo.run import ticks as run_ticks
 from mainspring.model.errors import InvalidInput
 from mainspring.model.times import delay_ms
 
-app = typer.Typer(help="See it work.", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_group()
 
 
 @app.callback()

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from mainspring.cli.audited_client import user
-from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, completing, load
+from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
+from mainspring.cli.options import Json, completing, new_app, new_group
 from mainspring.cli.output import printable
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
@@ -17,9 +17,7 @@ from mainspring.model.workers import QueueInfo
 if TYPE_CHECKING:
     from mainspring.config.config import Config
 
-lane_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+lane_app = new_group()
 
 LaneArgument = Annotated[str, typer.Argument(help="The lane.", autocompletion=completing("lanes"))]
 
@@ -54,13 +52,10 @@ def list_(config: "Config") -> Listing:
 
 
 @lane_app.command()
-def show(
-    lane: LaneArgument,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def show(config: "Config", lane: LaneArgument, json: Json = False) -> None:
     """Show the state of a lane."""
-    one = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.lane(lane))
+    one = with_client(config, lambda client: client.lane(lane))
     if json:
         print_json(one)
         return
@@ -71,37 +66,28 @@ def show(
 
 
 @lane_app.command("retry-head")
-def retry_head(
-    lane: LaneArgument,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def retry_head(config: "Config", lane: LaneArgument, json: Json = False) -> None:
     """Try the failed head of a lane now."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    _print_answer(lane, with_client(loaded, lambda client: client.lane_retry_head(lane)), json)
+    _print_answer(lane, with_client(config, lambda client: client.lane_retry_head(lane)), json)
 
 
 @lane_app.command("skip-head")
+@connected
 def skip_head(
-    lane: LaneArgument,
+    config: "Config", lane: LaneArgument,
     reason: Annotated[str, typer.Option(help="Kept with the dead letter.")] = "skipped by hand",
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Give up the failed head of a lane: it becomes a dead letter, and the lane resumes."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    _print_answer(lane, with_client(loaded, lambda client: client.lane_skip_head(lane, reason=reason)), json)
+    _print_answer(lane, with_client(config, lambda client: client.lane_skip_head(lane, reason=reason)), json)
 
 
 @lane_app.command()
-def resume(
-    lane: LaneArgument,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def resume(config: "Config", lane: LaneArgument, json: Json = False) -> None:
     """Resume a parked or paused lane; a parked one begins with its head."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    _print_answer(lane, with_client(loaded, lambda client: client.lane_resume(lane)), json)
+    _print_answer(lane, with_client(config, lambda client: client.lane_resume(lane)), json)
 
 
 def _print_answer(lane: str, answer: LaneAnswer, json: bool) -> None:
@@ -136,9 +122,7 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text is not None]
 
 
-queue_app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
-)
+queue_app = new_group()
 
 
 @queue_app.callback()
@@ -169,7 +153,7 @@ def _served(one: QueueInfo) -> str:
     return str(len(one.workers)) if one.nearest is None else f"0; did you mean {one.nearest}?"
 
 
-pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+pause_app = new_app()
 
 TargetOption = Annotated[
     str | None,
@@ -183,24 +167,25 @@ Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 
 
 @pause_app.command("pause")
+@connected
 def pause(
+    config: "Config",
     everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
-    reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; shown with the pause.")] = "",
     by: Annotated[str | None, typer.Option("--by", "--who", help="Who; default is the user of this machine.")] = None,
     for_: Annotated[str | None, typer.Option("--for", help="End by itself after this long: 30m, 1h.")] = None,
     until: Annotated[str | None, typer.Option(help="End by itself at this time.")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Drop what comes due meanwhile into the dead letters.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Pause everything, a target, a queue or a lane. What comes due meanwhile is sent after `resume`, in order."""
     check_scope(everything, target, queue, lane)
     mode: Mode = "drop" if drop else "hold"
     made = with_client(
-        load(redis_url, data_dir, namespace, config),
+        config,
         lambda client: client.pause(
             target=target, queue=queue, lane=lane, mode=mode, reason=reason,
-            by=user() if by is None else by, until=when_of(until), for_=for_,
+            by=user() if by is None else by, until=until, for_=for_,
         ),
     )  # fmt: skip
     if json:
@@ -234,7 +219,7 @@ def as_dict(one: Pause) -> dict[str, object]:
     }
 
 
-pauses_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+pauses_app = new_app()
 
 
 @pauses_app.command("pauses")
@@ -253,19 +238,19 @@ def pauses(config: "Config") -> Listing:
     )
 
 
-resume_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+resume_app = new_app()
 
 
 @resume_app.command("resume")
+@connected
 def resume_pause(
+    config: "Config",
     everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """End a pause. Exit code 1 when exactly this was not paused."""
     check_scope(everything, target, queue, lane)
-    loaded = load(redis_url, data_dir, namespace, config)
-    ended = with_client(loaded, lambda client: client.resume(target=target, queue=queue, lane=lane))
+    ended = with_client(config, lambda client: client.resume(target=target, queue=queue, lane=lane))
     scope = Scope.of(target, queue, lane).text
     if json:
         print_json({"scope": scope, "resumed": ended})

@@ -1,4 +1,4 @@
-"""Lists: one look, and the same options, for every command that prints rows."""
+"""Lists: the same look and the same options for every command that prints rows."""
 
 import inspect
 import sys
@@ -53,15 +53,15 @@ Cell = str | Instant
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list command found."""
+    """The result of a list command."""
 
     columns: tuple[str, ...]
     """Headers. The column `named` identifies a row: `-o name` prints it alone."""
     rows: Sequence[Sequence[Cell]]
     value: Any
-    """The same for programs."""
+    """The rows for programs."""
     empty: str
-    """What to say without rows: "no tasks are pending"."""
+    """The message if there are no rows: "no tasks are pending"."""
     hint: str = ""
     """The next command to try if there are no rows."""
     more: str | None = None
@@ -90,13 +90,26 @@ def listing(work: Callable[..., Listing]) -> Callable[..., None]:
     return _with_options_of(work, command)
 
 
-def _with_options_of(work: Callable[..., Listing], command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the parameters of `work` before its own, where typer looks for them."""
-    of_work, of_lists = inspect.signature(work), inspect.signature(command)
+def connected(work: Callable[..., None]) -> Callable[..., None]:
+    """Turn a function that takes the settings first into a command with the options that all share."""
+
+    def command(
+        *, redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None, config: Settings = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        work(load(redis_url, data_dir, namespace, config), **options)
+
+    return _with_options_of(work, command)
+
+
+def _with_options_of(work: Callable[..., Any], command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the parameters of `work` before its own, where typer looks for them; `--json` stays the last."""
+    of_work, of_all = inspect.signature(work), inspect.signature(command)
     hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
     own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in list(of_work.parameters.values())[1:]]
-    shared = [one for one in of_lists.parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    command.__signature__ = of_lists.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    shared = [one for one in of_all.parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    parameters = sorted((*own, *shared), key=lambda one: one in own and one.name == "json")
+    command.__signature__ = of_all.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in own} | hints
     command.__doc__, command.__name__ = work.__doc__, work.__name__
     return command

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from mainspring.client.http import Api
     from mainspring.config.config import Config
     from mainspring.store.store import Store
+
+
+def new_app(**more: Any) -> typer.Typer:
+    """Return an empty group of commands; the help pages of all groups look alike."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **more)
+
+
+def new_group(**more: Any) -> typer.Typer:
+    """Return a group of commands that prints its help when none of them is named."""
+    return new_app(no_args_is_help=True, **more)
 
 
 RedisUrl = Annotated[
@@ -35,7 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
     """Return the settings; `api_url` is set only if a node's API is meant."""
-    from mainspring.config.config import Config  # here: whoever asks for help needs no settings
+    from mainspring.config.config import Config  # here: `--help` needs no settings
     from mainspring.config.settings import check_address, read_sources
 
     flags: dict[str, object] = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
@@ -44,16 +54,16 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
     given = read_sources(flags, os.environ)
     loaded = Config.of(given)
     if flags["redis_url"] is not None or (data_dir is not None and "api_url" not in flags):
-        # A server or a folder that was named here is meant, whatever the environment says of an API.
+        # A server or a folder given on the command line precedes an API from the environment.
         return replace(loaded, api_url=None)
     if loaded.api_url is not None:
         check_address(given, "api_url", "api_token")
-    # A default is not asked for by name: the node may serve another namespace, and another tenant may have that one.
+    # Do not request the default by name: the node may serve another namespace, and another tenant may own that one.
     return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
 
 
 def place_of(config: "Config") -> str:
-    """The namespace and the server that a command looked at, for messages."""
+    """Return the namespace and the server that a command looked at, for messages."""
     if config.api_url is not None:
         named = f"namespace {config.api_namespace}" if config.api_namespace else "the namespace of the node"
         return f"{named} at {config.api_url}"
@@ -67,7 +77,7 @@ def place_of(config: "Config") -> str:
 
 
 def remote(config: "Config") -> "Api":
-    """The API that the settings name."""
+    """Return the API that the settings name."""
     from mainspring.client.http import Api
 
     assert config.api_url is not None

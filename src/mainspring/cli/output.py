@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line a row, each cell as wide as the widest of its column; rows may be of different lengths."""
+    """Print one line per row, each cell as wide as the widest of its column; rows may differ in length."""
     clean = [[printable(cell) for cell in row] for row in rows]
     widths: list[int] = []
     for row in clean:
@@ -33,7 +33,7 @@ _UNITS: Final = ((47.5 * 3_600_000, 86_400_000, "d"), (59.5 * 60_000, 3_600_000,
 
 
 def relative(ms: int, now_ms: int) -> str:
-    """A time as people say it: "in 29 min", "3 s ago"."""
+    """Return a time as people say it: "in 29 min", "3 s ago"."""
     apart_ms = abs(ms - now_ms)
     size, name = next(((size, name) for at_least, size, name in _UNITS if apart_ms >= at_least), (1000, "s"))
     text = f"{round(apart_ms / size)} {name}"
@@ -45,7 +45,7 @@ _REDRAW_S: Final = 0.1
 
 
 class ProgressBar:
-    """Drawn in place on standard error, and removed when the work is done."""
+    """A progress bar on standard error, drawn in place and removed when the work is done."""
 
     def __init__(self, what: str, stream: TextIO | None = None, *, shown: bool = True) -> None:
         self._what = what

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
+from mainspring.cli.options import Json, new_group
 from mainspring.cli.output import aligned, answer_lines, output_lines, printable
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.model.explain import moment, span
 from mainspring.model.run import BUCKETS, KeptRun, RunCounts
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 
 RunSchedule = Annotated[str | None, typer.Option(help="Only runs of this schedule.")]
 RunTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
@@ -45,7 +45,7 @@ def list_(
     """List runs, the newest first."""
     filters: dict[str, Any] = {
         "schedule": schedule, "target": target, "queue": queue, "id": id, "lane": lane, "worker": worker,
-        "outcome": outcome, "ended_after": when_of(ended_after), "ended_before": when_of(ended_before),
+        "outcome": outcome, "ended_after": ended_after, "ended_before": ended_before,
     }  # fmt: skip
     page = with_client(config, lambda client: client.runs(limit=limit, cursor=cursor, **filters))
     return Listing(
@@ -66,12 +66,10 @@ def _row(run: KeptRun) -> tuple[Any, ...]:
 
 
 @app.command()
-def show(
-    id: str, redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def show(config: "Config", id: str, json: Json = False) -> None:
     """Show one run with its response, output, log and traceback; exit code 1 if it is not kept."""
-    run = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.run(id))
+    run = with_client(config, lambda client: client.run(id))
     if run is None:
         print(f"{id}: there is no run with this id; the history may no longer have it", file=sys.stderr)
         raise typer.Exit(1)
@@ -104,14 +102,14 @@ def lines_of(run: KeptRun) -> list[str]:
 
 
 @app.command()
+@connected
 def log(
+    config: "Config",
     id: Annotated[str, typer.Argument(help="The id of a task, also while it runs, or of a run.")], lane: RunLane = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None, config: Settings = None,
 ) -> None:  # fmt: skip
     """Print what a run has written: log lines of a handler, or output of a command."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    with_client(loaded, lambda client: _print_log(client, id, lane, follow))
+    with_client(config, lambda client: _print_log(client, id, lane, follow))
 
 
 async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) -> None:
@@ -126,21 +124,18 @@ async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) 
 
 
 @app.command()
+@connected
 def stats(
-    schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    config: "Config", schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
     start: Annotated[str | None, typer.Option(help="Where the counts begin; a day ago.")] = None,
     end: Annotated[str | None, typer.Option(help="Where they end; now.")] = None,
     step: Annotated[Literal["minute", "hour"], typer.Option(help="minute or hour.")] = "hour",
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Count runs over time, with small charts; of one schedule, target or queue, or of all."""
-    loaded = load(redis_url, data_dir, namespace, config)
     found = with_client(
-        loaded,
-        lambda client: client.run_stats(
-            schedule=schedule, target=target, queue=queue, start=when_of(start), end=when_of(end), step=step
-        ),
+        config,
+        lambda client: client.run_stats(schedule=schedule, target=target, queue=queue, start=start, end=end, step=step),
     )
     if json:
         print_json(found)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mainspring.cli import schedule_edit, schedule_files, schedule_view
+from mainspring.cli.options import new_group
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import LAST_SHOWN_MS, LAST_START_MS
@@ -17,7 +18,7 @@ from mainspring.model.schedule.recurrence import Recurrence, read_spec
 from mainspring.model.schedule.view import lint
 from mainspring.model.schedule.zone import Gap, Overlap, zone
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 
 for _part in (schedule_edit, schedule_view, schedule_files):
     app.registered_commands += _part.app.registered_commands
@@ -68,8 +69,8 @@ def preview(
 def _instant(text: str, tz: str) -> int:
     """Without an offset it is a time of the zone: that is what a person previewing a local time means."""
     try:
-        at_ms = local_ms(int(text) if text.isascii() and text.isdigit() else text, tz, "--from")
-    except OverflowError:  # an offset leads out of the calendar
+        at_ms = local_ms(text, tz, "--from")
+    except OverflowError:  # the offset moves it beyond the calendar
         at_ms = -1
     if not 0 <= at_ms < LAST_START_MS:
         raise InvalidInput(f"--from {text[:40]!r} lies outside of what can be shown: give a time from 1970 to 3084")

@@ -11,9 +11,10 @@ import typer
 
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load
+from mainspring.cli.listing import connected
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load, new_app
 from mainspring.cli.output import ProgressBar
-from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.task import print_json, with_client
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import PauseMode
@@ -78,11 +79,11 @@ _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("exclude", "cron", "every"), ([""], [])),
     "max_runs": (0, None),
 }
-"""Empty values by which an edit removes a field, and what the client takes for them."""
+"""Empty values with which an edit removes a field, and what the client gets instead."""
 
 
 def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all of these options; it gets what was said as `fields`.
+    """Give a command all of these options; it gets the given values as `fields`.
 
     A command line is made from the signature of a function: this one has the options in the place of `fields`.
     """
@@ -111,9 +112,6 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     for name, (empty, nothing) in _TAKES_AWAY.items():
         if fields.get(name) == empty:
             fields[name] = nothing
-    for name in ("start", "end"):
-        if name in fields:
-            fields[name] = when_of(fields[name])
     if "payload" in fields:
         fields["payload"] = msgspec.json.decode(json_of(fields["payload"], "--payload"))
     policy = {field: options[name] for name, field in _POLICY.items() if options.get(name) is not None}
@@ -124,7 +122,7 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 ChangedBy = Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")]
 
@@ -193,7 +191,7 @@ def diff(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show what `edit` with the same options would change, and the next three runs after it."""
+    """Show what `edit` with the same options would change, and the next three runs afterwards."""
     _show_diff(load(redis_url, data_dir, namespace, config), name, fields, json)
 
 
@@ -209,43 +207,35 @@ def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) ->
 
 
 @app.command()
+@connected
 def pause(
-    name: ScheduleName,
+    config: "Config", name: ScheduleName,
     reason: Annotated[str, typer.Option(help="Why.")] = "",
     by: ChangedBy = None,
     until: Annotated[str | None, typer.Option(help="Resume by itself: at a time, or after a delay such as 2h.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Treat runs during the pause by the misfire rule.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Pause a schedule."""
     mode: PauseMode = "hold" if hold else "drop"
-    loaded = load(redis_url, data_dir, namespace, config)
     view = with_client(
-        loaded, lambda client: client.schedules.pause(name, reason=reason, by=_author(by), until=until, mode=mode)
+        config, lambda client: client.schedules.pause(name, reason=reason, by=_author(by), until=until, mode=mode)
     )
-    _show(view, loaded, json)
+    _show(view, config, json)
 
 
 @app.command()
-def resume(
-    name: ScheduleName, by: ChangedBy = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def resume(config: "Config", name: ScheduleName, by: ChangedBy = None, json: Json = False) -> None:
     """Resume a paused schedule."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_author(by))), loaded, json)
+    _show(with_client(config, lambda client: client.schedules.resume(name, by=_author(by))), config, json)
 
 
 @app.command()
-def remove(
-    name: ScheduleName,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def remove(config: "Config", name: ScheduleName, json: Json = False) -> None:
     """Remove a schedule and cancel its planned run; exit code 1 if there is none."""
-    removed = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.schedules.remove(name))
+    removed = with_client(config, lambda client: client.schedules.remove(name))
     if json:
         print_json({"name": name, "removed": removed})
     else:
@@ -254,28 +244,22 @@ def remove(
 
 
 @app.command()
+@connected
 def rollback(
-    name: ScheduleName,
+    config: "Config", name: ScheduleName,
     generation: Annotated[int | None, typer.Argument(help="Which; default the one before this.")] = None,
-    by: ChangedBy = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    by: ChangedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Make a former revision the present one again."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    view = with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_author(by)))
-    _show(view, loaded, json, warns=True)
+    """Restore a former revision."""
+    view = with_client(config, lambda client: client.schedules.rollback(name, generation, by=_author(by)))
+    _show(view, config, json, warns=True)
 
 
 @app.command()
-def trigger(
-    name: ScheduleName,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def trigger(config: "Config", name: ScheduleName, json: Json = False) -> None:
     """Run a schedule now, in addition to its planned runs."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    handle = with_client(loaded, lambda client: client.schedules.trigger(name))
+    handle = with_client(config, lambda client: client.schedules.trigger(name))
     if json:
         print_json({"id": handle.id, "due_ms": handle.due_ms})
     else:
@@ -283,23 +267,21 @@ def trigger(
 
 
 @app.command()
+@connected
 def backfill(
-    name: ScheduleName,
+    config: "Config", name: ScheduleName,
     start: Annotated[str, typer.Option("--start", "--from", help="The first time, included.")],
     end: Annotated[str, typer.Option("--end", "--to", help="The last time, not included.")],
     rate: Annotated[float | None, typer.Option(help="At most this many runs a second.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
-    """Run what was planned in a past range; what ran already is left alone."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    first, last = when_of(start) or start, when_of(end) or end
+    """Run what was planned in a past range, except what has run already."""
     with ProgressBar("runs", shown=not json) as bar:
         done = with_client(
-            loaded,
+            config,
             lambda client: client.schedules.backfill(
-                name, start=first, end=last, rate=rate, dry_run=dry_run, progress=bar
+                name, start=start, end=end, rate=rate, dry_run=dry_run, progress=bar
             ),
         )
     if json:

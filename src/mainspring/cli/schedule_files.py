@@ -11,7 +11,8 @@ import typer
 
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.listing import connected
+from mainspring.cli.options import Json, new_app
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import Definition
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 ApplyDryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 ScheduleSource = Annotated[
@@ -32,18 +33,17 @@ ScheduleSource = Annotated[
 
 
 @app.command()
+@connected
 def apply(
+    config: "Config",
     file: Annotated[Path, typer.Option("--file", "-f", help="TOML with [schedules.<name>] tables.")],
     prune: Annotated[bool, typer.Option("--prune", help="Remove those of this source that it lacks.")] = False,
-    source: ScheduleSource = None, dry_run: ApplyDryRun = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    source: ScheduleSource = None, dry_run: ApplyDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    whose, wanted = read_file(file, source, timezone=loaded.timezone)
-    applied = with_client(loaded, lambda client: _apply(client, wanted, whose, prune, dry_run), makes=not dry_run)
-    _show_applied(applied, loaded, dry_run, json)
+    """Apply the schedules of a file to the server; shows what changes, and is safe to repeat."""
+    whose, wanted = read_file(file, source, timezone=config.timezone)
+    applied = with_client(config, lambda client: _apply(client, wanted, whose, prune, dry_run), makes=not dry_run)
+    _show_applied(applied, config, dry_run, json)
 
 
 class _Applied(NamedTuple):
@@ -95,7 +95,9 @@ ImportFormat = Literal["crontab", "celery", "redbeat"]
 
 
 @app.command("import")
+@connected
 def import_(
+    config: "Config",
     file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
     kind: Annotated[ImportFormat, typer.Option("--format", help="What wrote the file.")] = "crontab",
     tz: Annotated[str | None, typer.Option("--tz", "--timezone", help="Of its times; default the settings'.")] = None,
@@ -103,13 +105,10 @@ def import_(
     url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
     prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",
     out: Annotated[Path | None, typer.Option(help="Write a file for `apply` instead of adding them.")] = None,
-    source: ScheduleSource = None, dry_run: ApplyDryRun = False,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    source: ScheduleSource = None, dry_run: ApplyDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Take over schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    found = _read(kind, file, tz or loaded.timezone, system, url, prefix)
+    """Import schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be imported."""
+    found = _read(kind, file, tz or config.timezone, system, url, prefix)
     whose = source or (file.stem if file is not None else kind)
     text = to_toml(found) if out is not None else ""
     for name, argv in found.commands.items():
@@ -122,8 +121,8 @@ def import_(
         print(f"{out}: {len(found.definitions)} schedules", file=sys.stderr)
     else:
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
-        applied = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
-        _show_applied(applied, loaded, dry_run, json)
+        applied = with_client(config, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
+        _show_applied(applied, config, dry_run, json)
     raise typer.Exit(1 if found.problems else 0)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from mainspring.cli.listing import Cell, Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, load
+from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
+from mainspring.cli.options import Json, ScheduleName, new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
@@ -43,7 +43,7 @@ def _row(view: ScheduleView) -> tuple[Cell, ...]:
 
 
 def lines(view: ScheduleView) -> list[str]:
-    """All there is to say of one."""
+    """Print everything about one schedule."""
     definition = view.definition
     shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
     shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
@@ -71,7 +71,7 @@ def lines(view: ScheduleView) -> list[str]:
 
 
 def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
-    """The next three runs of a definition that is not stored, or was just now."""
+    """Return the next three runs of a definition that is not stored, or was stored just now."""
     if definition.anchor_ms is None:
         definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
@@ -90,7 +90,7 @@ def _run(definition: Definition, run: PastRun) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Cron lines side by side, payloads as the JSON they are."""
+    """Return a value for people: cron lines side by side, payloads as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value):
@@ -99,7 +99,7 @@ def _plain(value: Any) -> str:
 
 
 def revision(definition: Definition, former: Definition | None) -> list[str]:
-    """A revision, and what it changed."""
+    """Return a revision, and what it changed."""
     by = f" by {definition.by}" if definition.by else ""
     note = f": {definition.note}" if definition.note else ""
     head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
@@ -134,7 +134,7 @@ def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
     print("\n".join(_changed(changes)) or "nothing would change")
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 
 @app.command("list")
@@ -158,23 +158,19 @@ def list_(config: "Config", limit: Annotated[int, typer.Option(help="At most thi
 
 
 @app.command()
-def show(
-    name: ScheduleName,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def show(config: "Config", name: ScheduleName, json: Json = False) -> None:
     """Show one schedule: its next runs, its last ones, what did not run; exit code 1 if there is none."""
-    loaded = load(redis_url, data_dir, namespace, config)
 
     async def work(client: "Client") -> tuple[ScheduleView | None, list[KeptRun]]:
         view = await client.schedules.get(name)
         return view, [] if view is None or json else (await client.runs(schedule=name, limit=_RUNS_SHOWN)).runs
 
-    view, runs = with_client(loaded, work)
+    view, runs = with_client(config, work)
     if view is None:
         print(f"{name}: there is no such schedule", file=sys.stderr)
         raise typer.Exit(1)
-    view = with_outlook(view, loaded)
+    view = with_outlook(view, config)
     if json:
         print_json(view.as_dict())
     else:
@@ -182,14 +178,10 @@ def show(
 
 
 @app.command()
-def history(
-    name: ScheduleName,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def history(config: "Config", name: ScheduleName, json: Json = False) -> None:
     """Show the revisions of a schedule, the present one first, and what each of them changed."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    revisions = with_client(loaded, lambda client: client.schedules.history(name))
+    revisions = with_client(config, lambda client: client.schedules.history(name))
     if json:
         print_json({"name": name, "revisions": [revision_as_dict(one) for one in revisions]})
         return
@@ -198,19 +190,19 @@ def history(
 
 
 @app.command()
+@connected
 def lint(
+    config: "Config",
     names: Annotated[list[str] | None, typer.Argument(help="Schedules; default all.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
-    """Say what is probably not meant: clock changes, retries longer than the interval, everyone at midnight.
+    """Report probable mistakes: clock changes, retries longer than the interval, many runs at midnight.
 
     Exit code 1 if there is anything to say.
     """
 
-    loaded = load(redis_url, data_dir, namespace, config)
-    found = _of_server(loaded, names) if file is None else _of_file(loaded, names, file)
+    found = _of_server(config, names) if file is None else _of_file(config, names, file)
     if missing := set(names or ()) - found.keys():
         raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
     if json:
@@ -224,7 +216,7 @@ def lint(
 
 def _of_server(loaded: "Config", names: list[str] | None) -> "dict[str, Sequence[Finding]]":
     async def work(client: "Client") -> list[ScheduleView]:
-        # One by one over an API, also when all are meant: its lists leave findings out.
+        # Over an API read them one by one, even if all are wanted: its lists leave out findings.
         wanted = names or [view.name async for view in client.schedules.all()]
         return list((await client.schedules.get_many(wanted)).values())
 

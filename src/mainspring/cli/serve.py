@@ -18,6 +18,7 @@ import typer
 import typer.core
 
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
+from mainspring.cli.options import new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config, LogFormat
@@ -36,11 +37,11 @@ worker_log = logging.getLogger("mainspring.worker")
 Result = TypeVar("Result")
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
-"""Tasks are hidden from the collector; what it would scan is mostly long-lived, and scanning it frees nothing."""
+"""Rare, because tasks are hidden from the collector: what it would scan is mostly long-lived, and frees nothing."""
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Like `asyncio.run`, on uvloop if it is installed."""
+    """Run a coroutine like `asyncio.run`, on uvloop if it is installed."""
     keep_what_is_there()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -69,7 +70,7 @@ def set_up(form: LogFormat, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # asyncio says at debug level which selector it uses, and little else.
+    # At debug level asyncio logs which selector it uses, and little else.
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
@@ -101,7 +102,7 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode({name: clean(value) for name, value in fields.items()}).decode()
 
 
-serve_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+serve_app = new_app()
 
 
 @serve_app.command()
@@ -165,7 +166,7 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, m
     from mainspring.node.supervisor import ParentWatch
 
     node = Node(config)
-    # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
+    # This signal restarts a child of a supervisor; a closed terminal sends it as well.
     node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
     parent = None if parent_fd is None else ParentWatch(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
@@ -234,10 +235,9 @@ class _WorkerGroup(typer.core.TyperGroup):
         return super().parse_args(ctx, self.spelled_out(args))
 
 
-worker_app = typer.Typer(
-    cls=_WorkerGroup, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Run handlers and commands from queues (run, which may be left out); list the workers that run.",
-)  # fmt: skip
+worker_app = new_app(
+    cls=_WorkerGroup, help="Run handlers and commands from queues (run, which may be left out); list the workers."
+)
 
 
 @worker_app.command("list")

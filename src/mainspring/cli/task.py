@@ -11,16 +11,12 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import AuditedClient
-from mainspring.cli.listing import Instant, Listing, StateCell, listing
+from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
 from mainspring.cli.options import (
-    DataDir,
     Json,
-    Namespace,
-    RedisUrl,
-    Settings,
     completing,
     json_of,
-    load,
+    new_group,
     opened_store,
     place_of,
     remote,
@@ -30,13 +26,13 @@ from mainspring.model.errors import Ambiguous, NotConfirmed, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
 from mainspring.model.task import BulkCancelOutcome, Handle, OnConflict
-from mainspring.model.times import When, delay_ms
+from mainspring.model.times import delay_ms
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
     from mainspring.config.config import Config
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = new_group()
 T = TypeVar("T")
 POLL_S: Final = 0.2
 
@@ -49,10 +45,12 @@ ShownState = Literal["pending", "fired", "queued", "running"]
 
 
 @app.command()
+@connected
 def put(
+    config: "Config",
     payload: Annotated[str, typer.Argument(help="JSON; - reads it from standard input.")] = "null",
     target: Annotated[
-        str, typer.Option(help="Where it goes, e.g. log: or https://…", autocompletion=completing("targets"))
+    str, typer.Option(help="Where it goes, e.g. log: or https://…", autocompletion=completing("targets"))
     ] = "log:",
     at: At = None,
     after: After = None,
@@ -64,22 +62,21 @@ def put(
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take, e.g. 30s.")] = None,
     on_conflict: Annotated[OnConflict, typer.Option(help="What to do if a task has this id already.")] = "keep",
     durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
     """Put one task, to be delivered at its time."""
     value = msgspec.Raw(json_of(payload, "the payload"))
     try:
         handle = with_client(
-            load(redis_url, data_dir, namespace, config),
+            config,
             lambda client: client.put(
-                target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
+                target, value, at=at, after=after, id=id, lane=lane, expires=expires,
                 retry=retry, retries=retries, timeout=timeout, on_conflict=on_conflict, durability=durability,
             ),
             makes=True,
         )  # fmt: skip
     except NotConfirmed as error:
-        # It is stored: without its id it could not be found again.
+        # The task is stored: without its id it could not be found again.
         if error.handles and error.handles[0] is not None:
             _show_handle(error.handles[0], json)
         raise
@@ -87,18 +84,14 @@ def put(
 
 
 @app.command()
-def get(
-    id: str, lane: TaskLane = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def get(config: "Config", id: str, lane: TaskLane = None, json: Json = False) -> None:
     """Show one task; exit code 1 if it is unknown."""
-    loaded = load(redis_url, data_dir, namespace, config)
-    info = with_client(loaded, lambda client: client.get(id, lane=lane))
+    info = with_client(config, lambda client: client.get(id, lane=lane))
     if json:
         print_json(info)
     elif info.state == "unknown":
-        print(f"{printable(id)}: unknown in {place_of(loaded)}", file=sys.stderr)
+        print(f"{printable(id)}: unknown in {place_of(config)}", file=sys.stderr)
         print("try: mainspring task list", file=sys.stderr)
     else:
         for name, value in msgspec.to_builtins(info).items():
@@ -109,13 +102,10 @@ def get(
 
 
 @app.command()
-def explain(
-    id: str, lane: TaskLane = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def explain(config: "Config", id: str, lane: TaskLane = None, json: Json = False) -> None:
     """Say why a task has not run; exit code 1 if it is unknown."""
-    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.explain(id, lane=lane))
+    found = with_client(config, lambda client: client.explain(id, lane=lane))
     if json:
         print_json(found)
     else:
@@ -125,18 +115,18 @@ def explain(
 
 
 @app.command()
+@connected
 def result(
-    id: str, lane: TaskLane = None,
+    config: "Config", id: str, lane: TaskLane = None,
     wait: Annotated[str, typer.Option(help="How long to wait for its end, e.g. 30s.")] = "0s",
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    json: Json = False,
 ) -> None:  # fmt: skip
-    """Show how a task ended: what a webhook was answered, a command printed, a handler returned.
+    """Show how a task ended: the answer of a webhook, the output of a command, the value of a handler.
 
     Exit code 1 if it has not ended, or if nothing of it is kept. The server may be unavailable while this waits.
     """
     wait_ms = delay_ms(wait, field="wait")
-    found = _awaited(load(redis_url, data_dir, namespace, config), id, lane, wait_ms / 1000)
+    found = _awaited(config, id, lane, wait_ms / 1000)
     if found is None:
         print(f"{id} is not over", file=sys.stderr)
         raise typer.Exit(1)
@@ -182,7 +172,7 @@ def list_(
     page = with_client(
         config,
         lambda client: client.list(
-            due_after=when_of(due_after), due_before=when_of(due_before), state=state, target=target, lane=lane,
+            due_after=due_after, due_before=due_before, state=state, target=target, lane=lane,
             limit=limit, cursor=cursor,
         ),
     )  # fmt: skip
@@ -197,16 +187,12 @@ def list_(
 
 
 @app.command()
-def count(
-    due_after: DueAfter = None,
-    due_before: DueBefore = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def count(config: "Config", due_after: DueAfter = None, due_before: DueBefore = None, json: Json = False) -> None:
     """Count pending tasks."""
     found = with_client(
-        load(redis_url, data_dir, namespace, config),
-        lambda client: client.count(due_after=when_of(due_after), due_before=when_of(due_before)),
+        config,
+        lambda client: client.count(due_after=due_after, due_before=due_before),
     )
     if json:
         print_json(found)
@@ -215,15 +201,10 @@ def count(
 
 
 @app.command()
-def cancel(
-    ids: list[str], lane: TaskLane = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@connected
+def cancel(config: "Config", ids: list[str], lane: TaskLane = None, json: Json = False) -> None:
     """Cancel tasks; exit code 1 if one had begun or is not known."""
-    outcomes, several = with_client(
-        load(redis_url, data_dir, namespace, config), lambda client: _cancelled(client, ids, lane)
-    )
+    outcomes, several = with_client(config, lambda client: _cancelled(client, ids, lane))
     if json:
         print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
     else:
@@ -238,7 +219,7 @@ def cancel(
 async def _cancelled(
     client: "Client", ids: list[str], lane: str | None
 ) -> tuple[list[BulkCancelOutcome], list[Ambiguous]]:
-    """What became of each; and of ids that tasks of several lanes have, which lanes these are."""
+    """Return each answer; for an id that tasks of several lanes have, those lanes."""
     outcomes = await client.cancel_many(ids, lane=lane)
     several: list[Ambiguous] = []
     for id in dict.fromkeys(id for id, outcome in zip(ids, outcomes, strict=True) if outcome == "ambiguous"):
@@ -250,15 +231,14 @@ async def _cancelled(
 
 
 @app.command()
+@connected
 def reschedule(
-    id: str, at: At = None, after: After = None, lane: TaskLane = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
+    config: "Config", id: str, at: At = None, after: After = None, lane: TaskLane = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Move a pending task to another time."""
     handle = with_client(
-        load(redis_url, data_dir, namespace, config),
-        lambda client: client.reschedule(id, at=when_of(at), after=after, lane=lane),
+        config,
+        lambda client: client.reschedule(id, at=at, after=after, lane=lane),
     )
     _show_handle(handle, json)
 
@@ -280,7 +260,7 @@ async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, 
     from mainspring.client.http import RemoteClient
 
     with contextlib.closing(remote(config)) as api:
-        # It has the methods that commands call, under the same names: a test compares them.
+        # RemoteClient has the methods that commands call, under the same names: a test compares them.
         return await work(cast("Client", RemoteClient(api)))
 
 
@@ -290,10 +270,6 @@ async def _client(config: "Config", makes: bool) -> "AsyncIterator[Client]":
 
     async with opened_store(config, makes=makes) as store:
         yield Client.over(store, timezone=config.timezone)
-
-
-def when_of(text: str | None) -> When | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
 def _show_handle(handle: Handle, json: bool) -> None:

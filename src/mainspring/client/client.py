@@ -54,7 +54,7 @@ from ..model.workers import QueueInfo, WorkerInfo, served_queues
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
-from ..store.notices import is_watched
+from ..store.notices import MOST_BEATS, has_room, read_expected
 from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
@@ -536,15 +536,15 @@ class ResultOperations:
             return None
         # Read it only now: the task may have ended between the two requests.
         found = await read_result(self.store, reference)
-        letter = None if info.state == "done" else await self.dead.get(id, lane=lane)
+        dead_letter = None if info.state == "done" else await self.dead.get(id, lane=lane)
         # The index forgets a cancelled id at once, so that it can be used again.
         off_ms = await cancelled_ms(self.store, reference) if info.state == "unknown" else None
-        if off_ms is not None and _is_older(found, letter, off_ms):
+        if off_ms is not None and _is_older(found, dead_letter, off_ms):
             return Result("cancelled", reason=_BEFORE_IT_RAN)
-        if letter is not None and not _says_more(found, letter):
+        if dead_letter is not None and not _says_more(found, dead_letter):
             return Result(
-                "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
-                response=letter.response,
+                "dead", reason=dead_letter.reason, attempt=dead_letter.attempts, target=dead_letter.target,
+                due_ms=dead_letter.due_ms, response=dead_letter.response,
             )  # fmt: skip
         if info.state == "cancelled" and (found is None or found.ending != "cancelled" or not _is_of(found, info)):
             return Result("cancelled", reason=_BEFORE_IT_RAN)
@@ -581,18 +581,18 @@ class _Outage:
         return "" if self._failure is None else f", and the server is unavailable: {self._failure}"
 
 
-def _is_older(found: Result | None, letter: DeadLetter | None, off_ms: int) -> bool:
+def _is_older(found: Result | None, dead_letter: DeadLetter | None, off_ms: int) -> bool:
     """Return True if everything stored under an id is older than the task that was cancelled at `off_ms`."""
     if found is not None and (found.ending == "cancelled" or found.ended_ms > off_ms):
         return False
-    return letter is None or letter.died_ms <= off_ms
+    return dead_letter is None or dead_letter.died_ms <= off_ms
 
 
-def _says_more(found: Result | None, letter: DeadLetter) -> bool:
+def _says_more(found: Result | None, dead_letter: DeadLetter) -> bool:
     """Return whether the result is of the same death, or of a later run."""
     if found is None:
         return False
-    return found.ended_ms >= letter.died_ms or (found.ending == "dead" and found.due_ms in (0, letter.due_ms))
+    return found.ended_ms >= dead_letter.died_ms or (found.ending == "dead" and found.due_ms in (0, dead_letter.due_ms))
 
 
 def _is_of(found: Result, info: TaskInfo) -> bool:
@@ -751,7 +751,7 @@ class Client(
 
     - `url`: redis://, rediss:// (TLS), unix://, redis+cluster://, redis+sentinel://.
     - `namespace`: its tasks and schedules are apart from those of others. `partitions`: for a new one, 32 by default.
-    - `wait_s`: seconds that puts, and results without a timeout, wait for a server that is away; 0 fails at once, as
+    - `wait_s`: seconds that puts, and results without a timeout, wait for an unavailable server; 0 fails at once, as
       other calls do.
     - `dedupe_window`: how long a finished id is known, `max_payload_bytes`: the largest payload; the namespace keeps
       both.
@@ -906,17 +906,20 @@ class Client(
         timezone: str | None = None,
         grace: str | None = None,
     ) -> Handle:
-        """Say that a job which another program runs has ended well; nodes tell you if the next beat does not come.
+        """Report that a job of another program has succeeded; nodes send a notice if the next beat does not come.
 
         - `every` or `cron` (with `timezone`, UTC): when the next beats are expected. Needed once, then kept.
         - `grace`: how late a beat may come; one minute.
 
-        Raises InvalidInput, and NotFound if nobody has said when this beat is expected.
+        Raises InvalidInput, NotFound if neither a call nor a setting says when this beat is expected, Conflict if too
+        many are watched.
         """
         target, expected = f"{BEAT}:{check_beat(name)}", Expected.make(every, cron, timezone, grace)
         store = self.store
-        if expected is None and not await is_watched(store, name):
+        if expected is None and await read_expected(store, name) is None:
             raise NotFound(f"the beat {name!r} is not known yet: say when it is expected with every or cron")
+        if expected is not None and not await has_room(store, name):
+            raise Conflict(f"{MOST_BEATS:,} beats are watched already; cancel the task beat/<name> of those not needed")
         report = BeatReport(came_ms=await store.fresh_ms(), expected=expected)
         return await self.put(target, msgspec.to_builtins(report))
 

@@ -15,7 +15,7 @@ from ..model.text import check_text
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from ..store.store import Store
 from ..store.tasks import dead_letters
-from ..store.tasks.dead_letters import AT_ONCE, KeptLetter, Replayer
+from ..store.tasks.dead_letters import AT_ONCE, KeptDeadLetter, Replayer
 from ..store.tasks.find import resolve
 
 P = ParamSpec("P")
@@ -47,14 +47,20 @@ class DeadLetters:
         return self._opened()
 
     async def count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
-        """Return how many dead letters there are, or how many died in a range of time, without reading them."""
+        """Return how many dead letters there are, or how many died in a range of time, without reading them.
+
+        Times are aware datetimes, ISO 8601 text or epoch milliseconds. Raises InvalidInput.
+        """
         where = _filter(None, None, None, died_after, died_before)
         return await dead_letters.count(self._store, where.from_ms, where.to_ms)
 
     async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
-        """Return the dead letter of a task; None if there is none."""
+        """Return the dead letter of the task `id`; None if there is none.
+
+        Raises Ambiguous if tasks of several lanes have the id and no `lane` is named.
+        """
         kept = await self._find(id, lane)
-        return None if kept is None else kept.letter
+        return None if kept is None else kept.dead_letter
 
     async def replay(
         self,
@@ -66,10 +72,11 @@ class DeadLetters:
         new_key: bool = False,
         dry_run: bool = False,
     ) -> Replayed:
-        """Put the task of a dead letter again, now or at another time: same id, same lane, attempt 1.
+        """Put the task of a dead letter again, now or `at` a time or `after` a delay: same id, same lane, attempt 1.
 
-        It keeps its idempotency key unless `new_key`. A task of the same id that is not over is
-        never overwritten: the answer is then "conflict".
+        The task keeps its idempotency key unless `new_key`. `dry_run` only says what would happen. Returns the outcome
+        and the due time; a task of the same id that is not over is never overwritten: the outcome is then "conflict".
+        Raises InvalidInput, and Ambiguous as `get` does.
         """
         due_ms = await self._due_ms(at, after)
         kept = await self._find(id, lane)
@@ -99,8 +106,9 @@ class DeadLetters:
     ) -> ReplaySummary:
         """Replay all matching dead letters, earliest death first; tasks that die meanwhile are left alone.
 
-        With a `rate`, at most so many become due per second. If it is stopped, every dead letter is either replayed or
-        still there.
+        With a `rate`, at most so many become due per second. `at`, `after`, `new_key` and `dry_run` are those of
+        `replay`; `progress` gets the counts so far. If the call is stopped, every dead letter is either replayed or
+        still there. Returns the counts by outcome. Raises InvalidInput.
         """
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
@@ -121,7 +129,7 @@ class DeadLetters:
         return summary
 
     async def drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
-        """Drop one dead letter for good."""
+        """Drop the dead letter of the task `id` for good; return "dropped" or "unknown". Raises Ambiguous as `get`."""
         kept = await self._find(id, lane)
         if kept is None:
             return "unknown"
@@ -139,7 +147,10 @@ class DeadLetters:
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Drop all matching dead letters for good; return their number. Tasks that die meanwhile stay."""
+        """Drop all matching dead letters for good; return their number. Tasks that die meanwhile stay.
+
+        `dry_run` only counts them; `progress` gets the number so far. Raises InvalidInput.
+        """
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
         count = 0
@@ -160,11 +171,14 @@ class DeadLetters:
         died_before: When | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Write all matching dead letters as JSON lines, oldest first: `export(file.write)`. Return the number."""
+        """Write all matching dead letters as JSON lines, oldest first: `export(file.write)`. Return the number.
+
+        `progress` gets the number so far. Raises InvalidInput.
+        """
         where = _filter(target, lane, reason, died_after, died_before)
         namespace, count = self._store.keys.namespace, 0
         async for some in dead_letters.walk(self._store, where):
-            write(b"".join(msgspec.json.encode(kept.letter.as_dict(namespace)) + b"\n" for kept in some))
+            write(b"".join(msgspec.json.encode(kept.dead_letter.as_dict(namespace)) + b"\n" for kept in some))
             count += len(some)
             if progress is not None:
                 progress(count)
@@ -176,8 +190,8 @@ class DeadLetters:
         """Limit a filter to what has died by now: otherwise tasks that die again would be replayed without end."""
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self._store.sample_clock() + 1))
 
-    async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
-        return await dead_letters.find_letter(self._store, await resolve(self._store, id, lane))
+    async def _find(self, id: str, lane: str | None) -> KeptDeadLetter | None:
+        return await dead_letters.find_dead_letter(self._store, await resolve(self._store, id, lane))
 
     async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:
@@ -200,9 +214,10 @@ class DeadLetters:
         died_after: When | None = None,
         died_before: When | None = None,
     ) -> DeadPage:
-        """Dead letters, the newest first; pass `page.next` as cursor for the next page.
+        """Return a page of dead letters, the newest first; pass `page.next` as `cursor` for the next page.
 
-        A page looks through 10,000 letters at most: with filters it may be short, and still name a next one.
+        `limit` is 1 to 1000. A page looks through 10,000 letters at most: with filters it may be short, and still name
+        a next one. Raises InvalidInput.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
@@ -290,7 +305,7 @@ def _filter(
     return DeadFilter(target, lane, reason, from_ms, to_ms)
 
 
-async def _portions(walked: AsyncIterator[list[KeptLetter]], size: int) -> AsyncIterator[list[KeptLetter]]:
+async def _portions(walked: AsyncIterator[list[KeptDeadLetter]], size: int) -> AsyncIterator[list[KeptDeadLetter]]:
     async for some in walked:
         for at in range(0, len(some), size):
             yield some[at : at + size]

@@ -210,7 +210,7 @@ def _reason(error: Exception) -> str:
 
 
 _DEAD: Final = "/v1/dead"
-_LETTERS_A_PAGE: Final = 1_000
+_DEAD_LETTERS_A_PAGE: Final = 1_000
 _COUNTED: Final = ("replayed", "conflict", "damaged", "gone")
 
 
@@ -228,7 +228,7 @@ class RemoteDeadLetters:
 
     async def get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         try:
-            return _letter(self._api.get(_DEAD, id, lane=lane))
+            return _dead_letter(self._api.get(_DEAD, id, lane=lane))
         except NotFound:
             return None
 
@@ -307,24 +307,24 @@ class RemoteDeadLetters:
         self, write: Callable[[bytes], Any], *, progress: Callable[[int], None] | None = None, **filters: Any
     ) -> int:
         """Fetch all pages, which come newest first, then write them oldest first."""
-        letters: list[Any] = []
+        dead_letters: list[Any] = []
         cursor: str | None = None
         while True:
-            answer = self._page(_LETTERS_A_PAGE, cursor, filters)
-            letters += answer["letters"]
+            answer = self._page(_DEAD_LETTERS_A_PAGE, cursor, filters)
+            dead_letters += answer["letters"]
             cursor = answer["next"]
             if progress is not None:
-                progress(len(letters))
+                progress(len(dead_letters))
             if cursor is None:
                 break
-        for letter in reversed(letters):
+        for dead_letter in reversed(dead_letters):
             # Times in milliseconds alone, as an export from the server has them.
-            write(msgspec.json.encode({k: v for k, v in letter.items() if k not in ("died", "due")}) + b"\n")
-        return len(letters)
+            write(msgspec.json.encode({k: v for k, v in dead_letter.items() if k not in ("died", "due")}) + b"\n")
+        return len(dead_letters)
 
     async def list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
         answer = self._page(limit, cursor, filters)
-        return DeadPage([_letter(one) for one in answer["letters"]], answer["next"])
+        return DeadPage([_dead_letter(one) for one in answer["letters"]], answer["next"])
 
 
 def _chosen(filters: dict[str, Any]) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def _chosen_or_all(filters: dict[str, Any]) -> dict[str, Any]:
     return chosen if any(value is not None for value in chosen.values()) else {"all": True}
 
 
-def _letter(answer: dict[str, Any]) -> DeadLetter:
+def _dead_letter(answer: dict[str, Any]) -> DeadLetter:
     """Decode a dead letter; its key is recomputed from id and time."""
     fields = {name: answer[name] for name in ("id", "reason", "died_ms", "due_ms")}
     if answer["damaged"]:
@@ -345,7 +345,7 @@ def _letter(answer: dict[str, Any]) -> DeadLetter:
     fields |= {name: answer.get(name) for name in ("target", "lane", "retry", "timeout_ms")}
     raw = answer.get("payload_base64")
     payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(answer.get("payload"))
-    letter = DeadLetter(
+    dead_letter = DeadLetter(
         **fields,
         attempts=answer["attempts"],
         errors=tuple(answer["errors"]),
@@ -353,7 +353,7 @@ def _letter(answer: dict[str, Any]) -> DeadLetter:
         payload=payload,
         traceback=answer.get("traceback") or "",
     )
-    return letter.answered(None if answer.get("response") is None else Response.from_dict(answer["response"]))
+    return dead_letter.answered(None if answer.get("response") is None else Response.from_dict(answer["response"]))
 
 
 _SCHEDULES: Final = "/v1/schedules"

@@ -1,11 +1,12 @@
 """The calls of a client for the history: list and show runs, count them, follow the log of a running one."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 import msgspec
 
-from ..model.errors import InvalidInput, NotFound
+from ..model.errors import InvalidInput
 from ..model.ids import check_name
 from ..model.run import (
     FAILED_ENDS,
@@ -36,7 +37,7 @@ STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 MOST_STEPS: Final = 24 * 31
 """Most minutes or hours of one answer."""
 
-_LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
+LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
 
 
 class RunStats(msgspec.Struct, frozen=True):
@@ -78,14 +79,20 @@ class RunOperations:
         ended_before: When | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        allowed: Sequence[str] | None = None,
     ) -> RunsPage:
-        """Runs that match every filter, newest first; pass `page.next` as cursor for the next page.
+        """Return runs that match every filter, newest first; pass `page.next` as `cursor` for the next page.
 
         - `schedule`, `target` (whole, or its beginning and `*`), `queue`, `worker` (or node), `id` of a task and its
           `lane`.
-        - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included).
+        - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included):
+          aware datetimes, ISO 8601 text or epoch milliseconds.
+        - `limit`: 1 to 1000.
+
+        - `allowed`: targets, or their beginnings and `*`, of which one must fit.
 
         A page looks through a bounded part of the history: with filters it may be short, and still name a next one.
+        Raises InvalidInput, and Ambiguous if tasks of several lanes have the id and no lane is named.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
@@ -99,6 +106,7 @@ class RunOperations:
             target=target,
             queue=queue,
             by=worker,
+            allowed=None if allowed is None else tuple(allowed),
             ends=None if outcome is None else FAILED_ENDS if outcome == "failed" else frozenset({outcome}),
             from_ms=0 if ended_after is None else instant_ms(ended_after, field="ended_after"),
             to_ms=RunFilter().to_ms if ended_before is None else instant_ms(ended_before, field="ended_before"),
@@ -110,7 +118,10 @@ class RunOperations:
         return await history.runs_of_task(self.store, await resolve(self.store, id, lane), where, cursor, limit)
 
     async def run(self, id: str) -> KeptRun | None:
-        """Return a run by its own id, with its response, output, log and traceback while they are kept."""
+        """Return a run by its own id, with its response, output, log and traceback while they are kept.
+
+        None if the history does not have it (any more). Raises InvalidInput for what is not the id of a run.
+        """
         return await history.read_run(self.store, check_name(id, "id"))
 
     async def run_stats(
@@ -126,7 +137,7 @@ class RunOperations:
         """Return the counts of all runs, or of those of a schedule, a target or a queue, by minute or hour.
 
         Without `start` they begin a day before the end, or with minutes an hour; `end` is now by default. Minutes are
-        kept for two hours, hours for two weeks. A webhook's target counts by its host.
+        kept for two hours, hours for two weeks. A webhook's target counts by its host. Raises InvalidInput.
         """
         if step not in STEPS_MS:
             raise InvalidInput(f"step is {step!r}; use minute or hour")
@@ -148,20 +159,18 @@ class RunOperations:
     async def run_log(self, id: str, *, lane: str | None = None, cursor: str | None = None) -> RunLog:
         """Return what a run has written: log lines of a handler, or output of a command.
 
-        `id` is a task's, also while it runs, or a run's. Pass `log.next` as cursor for what follows, until `log.over`.
-        Raises NotFound.
+        `id` is a task's, also while it runs, or a run's; `lane` is the task's. Pass `log.next` as `cursor` for what
+        follows, until `log.over`. Empty if nothing was written or is kept. Raises InvalidInput and Ambiguous.
         """
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)
-            if run is None:
-                raise NotFound(f"there is no run {id!r}; the history may no longer have it")
-            return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
+            if run is not None:  # else it may be the id of a task, such as 1.2.3.4
+                return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
         if text:
             return RunLog(text, after, False)
-        state = (await find_live(self.store, id, lane)).state
-        if state in _LIVE:
+        if (await find_live(self.store, id, lane)).state in LIVE:
             return RunLog("", after, False)
         # Again: the end of it may have been published before the task was over, but after the first look.
         text, after = await history.read_log(self.store, reference, after)
@@ -169,11 +178,9 @@ class RunOperations:
             return RunLog(text, after, False)
         page = await self.runs(id=id, lane=lane, limit=1)
         run = await self.run(page.runs[0].id) if page.runs else None
-        if run is None and cursor is None and state == "unknown":
-            raise NotFound(f"there is no task {id!r}, and the history has none")
         if run is None or run.details is None:
             return RunLog("", after, True)
-        shown = "" if cursor is None else (await history.read_log(self.store, reference, "0"))[0]
+        shown = "" if cursor is None else await history.end_of_log(self.store, reference)
         return RunLog(_rest(run.details, shown), after, True)
 
 

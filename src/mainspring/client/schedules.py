@@ -374,7 +374,7 @@ class Schedules(RunsBeside):
         step.
 
         Takes the fields of `add`. What is not given stays, each of `cron`, `every` and `after_end` for itself; None
-        takes one away. With `generation` it is a Conflict if somebody else has edited the schedule since that one.
+        takes one away. With `generation` it is a Conflict if another caller has edited the schedule since that one.
         `pinned=True` keeps programs that declare the schedule from changing it. Returns the schedule as stored. Raises
         NotFound, Conflict and InvalidInput.
         """

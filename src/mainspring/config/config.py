@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 LogFormat = Literal["auto", "human", "json"]
 Access = Literal["auto", "keys", "open"]
 ROLES: Final = ("scheduler", "api")
-"""What one node may do."""
+"""Roles that a node may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Config:
     look_ahead: int = 200_000
     """Tasks held in memory at most."""
     look_ahead_bytes: int = 256 * 1024 * 1024
-    """What they take at most, about: fewer are held where they are large."""
+    """Approximate bound on their memory: fewer are held if they are large."""
     horizon_s: float = 5.0
     """How long before its due time a task is read."""
     shutdown_timeout_s: float = 25.0
-    """Seconds that a stop waits for what runs; the rest is cancelled, and runs again elsewhere."""
+    """Seconds that a stop waits for running work; the rest is cancelled, and runs again elsewhere."""
     data_dir: Path | None = None
     """Folder of the embedded server; None is the user's state folder."""
     embedded_memory_bytes: int | None = None
@@ -158,7 +158,7 @@ class Config:
     http_timeout_s: float = TIMEOUT_S
     """Seconds one webhook may take, where neither its task nor its target says."""
     max_timeout_s: float = MAX_TIMEOUT_S
-    """The longest timeout of a webhook, whoever asks for it: so long a request may hold a connection, or a stop."""
+    """The longest timeout of a webhook, whatever its task says: a request may hold a connection, or a stop, so long."""
     http_concurrency: int = 64
     """Requests to one host at one time."""
     http_rate: Rate | None = None
@@ -180,7 +180,7 @@ class Config:
     commands: Commands = field(default_factory=Commands)
     """Programs that `command:<name>` may start, and nothing else."""
     queues: str = ""
-    """What a worker serves, with weights: `mail:3,reports:1`. Empty: the queues of its handlers."""
+    """Queues that a worker serves, with weights: `mail:3,reports:1`. Empty: those of its handlers."""
     strict_queues: bool = False
     """The order of the queues is their priority, and weights do not count."""
     worker_concurrency: int = 64
@@ -202,11 +202,11 @@ class Config:
     catch_up_after_s: float = 10.0
     """Seconds after its due time from which a task counts as overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    """How failed attempts are repeated where nothing nearer says: a RetryPolicy, or a line such as "5 base=1s"."""
+    """The default retry policy: a RetryPolicy, or a line such as "5 base=1s"."""
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
-    """What becomes of a lane whose head fails, where neither its target nor its queue says anything."""
+    """The default for a lane whose head fails; its target or queue may have a policy of their own."""
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
-    """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
+    """Called with every failed delivery; None logs them. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"
     """`human`, `json`, or `auto`: human on a terminal, else JSON. Only for the command line."""
     log_level: str = "info"
@@ -305,14 +305,14 @@ class Config:
     @property
     def links(self) -> "LinkOptions":
         """How connections to the server are made."""
-        from ..store.redis.servers import LinkOptions  # here: who only reads settings needs no sockets
+        from ..store.redis.servers import LinkOptions  # here: reading settings needs no sockets
 
         # The embedded server has a password of its own.
         return LinkOptions(credentials=None if self.redis_url is None else provider_of(self.credentials))
 
     @property
     def shared(self) -> dict[str, str]:
-        """What these settings say on which all who use the namespace must agree; nothing about what they leave out."""
+        """Return the shared settings that are set here, on which all users of the namespace must agree."""
         said = {lane_policy_of(queue): str(policy) for queue, policy in self.queue.lane_policies().items()}
         if self.dedupe_window_s is not None:
             said[DEDUPE_WINDOW] = f"{round(self.dedupe_window_s * 1000)}ms"
@@ -341,7 +341,7 @@ class Config:
     def http_reach(self) -> tuple[str, ...]:
         """Addresses that webhooks may reach besides public ones; loopback too if only this machine reaches the node.
 
-        Where callers need keys they are not trusted like the machine's own users, so loopback is not theirs to reach.
+        If callers need keys, they are not trusted like the machine's own users and cannot reach loopback.
         """
         local = self.redis_url is None and is_loopback(self.host) and not self.needs_keys
         return (*self.http_allow, *LOOPBACK) if local else self.http_allow
@@ -359,7 +359,7 @@ class Config:
 
     @classmethod
     def of(cls, given: Mapping[str, Given]) -> Self:
-        """From what sources say; whatever they leave out has its default."""
+        """Make a Config from the values of the sources; all else has its default."""
         merged = {SETTINGS[name].field: one.value for name, one in given.items()}
         retry = {name: merged.pop(f"retry_{name}") for name in RETRY_SETTINGS if f"retry_{name}" in merged}
         try:
@@ -374,12 +374,12 @@ class Config:
         values = ((name, setting, self.value_of(setting.field)) for name, setting in SETTINGS.items())
         shown = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
         if callable(self.credentials):
-            del shown[PREFIX + "CREDENTIALS"]  # a function of this process: no text leads to it
+            del shown[PREFIX + "CREDENTIALS"]  # a function of this process: no text can name it
         # A settings file in the working folder must not mix in, nor one that comes to lie there.
         return shown | {PREFIX + "CONFIG": os.devnull}
 
     def value_of(self, field: str) -> Any:
-        """By the name of a setting's field: those of the retry policy are `retry_…`."""
+        """Return values by the name of the setting; those of the retry policy begin with `retry_`."""
         return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
 
 

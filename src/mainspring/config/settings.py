@@ -25,7 +25,7 @@ from ..sinks.kafka_options import Properties
 
 
 def read_secret(path: object) -> str:
-    """What the file holds, without the space around it. InvalidInput says what is wrong with it, and what to do."""
+    """Return the content of a file without the space around it; InvalidInput says what is wrong and what to do."""
     if not isinstance(path, str):
         raise InvalidInput(f"expected the name of a file, not {path!r}")
     try:
@@ -44,7 +44,7 @@ def read_secret(path: object) -> str:
 
 
 def read_kafka(value: object) -> Properties:
-    """A table, or JSON in a text: `MAINSPRING_KAFKA='{"security.protocol": "SASL_SSL"}'`."""
+    """Read a table, or JSON in a text: `MAINSPRING_KAFKA='{"security.protocol": "SASL_SSL"}'`."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -61,7 +61,7 @@ def write_kafka(properties: Properties) -> str:
 
 _FILE: Final = "_file"
 _KEPT: Final = frozenset({"ca_file"})
-"""Settings that name a file and mean the file."""
+"""Settings whose value is the name of a file, not its content."""
 
 
 def read_targets(value: object) -> Targets:
@@ -79,7 +79,7 @@ def write_targets(targets: Targets) -> str:
 
 
 def _table_with_secrets(where: str, table: object) -> object:
-    """A table with the contents of the files it names in place of their names, at every depth."""
+    """Return a table in which the names of files are replaced by their contents, at every depth."""
     if not isinstance(table, Mapping):
         return table
     found: dict[str, Any] = {}
@@ -121,7 +121,7 @@ class Setting(NamedTuple):
     read: Callable[[object], Any]
 
     def check(self, value: object) -> Any:
-        """A value that was given in code: as it is where it is of the right kind, else read like a text or a table."""
+        """Read a value that was given in code: keep one of the right type, read others as a text or a table."""
         kinds = _KINDS[self.read]
         fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
         return value if fits else self.read(value)
@@ -212,7 +212,7 @@ def _queue_rules(value: object) -> QueueRules:
 
 def _path(value: object) -> Path:
     if value == "":
-        raise ValueError("it is empty; name a path")  # it would mean the folder this runs in
+        raise ValueError("it is empty; name a path")  # it would mean the current folder
     return value if isinstance(value, Path) else Path(_text(value)).expanduser()
 
 
@@ -342,13 +342,13 @@ _KEY: Final = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*[.=]")
 
 
 class Given(NamedTuple):
-    """The value of a setting, and who said it."""
+    """The value of a setting, and its source."""
 
     value: Any
     where: str
     """`flag --port`, `environment MAINSPRING_PORT`, `mainspring.toml line 3`."""
     found: bool = False
-    """True if it comes from the mainspring.toml of the current folder, which anybody may have put there."""
+    """True if it comes from the mainspring.toml of the current folder, which another user may have put there."""
 
 
 class _RawSetting(NamedTuple):

@@ -1,4 +1,4 @@
-"""The notified process: reads the topic from its current end on and records which ticks arrived, and how late."""
+"""The consumer: reads the topic from its current end on and records which ticks arrived, and how late."""
 
 import gc
 import time

@@ -9,15 +9,13 @@ from typing import Final
 from ..model.clock import Clock
 from ..model.delivery import DONE, EXPIRED, Dead, DeliveryBatch, Done, Outcome, Retry
 from ..model.errors import InvalidInput
-from ..model.job import Result
-from ..model.run import DELIVERED, Verdict
+from ..model.run import Verdict
 from ..model.targets.names import queue_of
 from ..model.text import describe, placed
 from ..roles import Loops
 from ..sinks.base import Sink, most_in_batch
-from ..store.records import KeptResult
 from .flight import Flight, FlightGroup
-from .flow import FlowControl, MissingSinks, PauseWatch
+from .flow import Flow, PauseWatch
 from .keeper import Keeper
 from .outcomes import TO_WORKERS, Outcomes
 from .partition import Partition, Settled
@@ -84,19 +82,15 @@ class Deliveries:
         clock: Clock,
         loops: Loops,
         keeper: Keeper,
-        flow_control: FlowControl,
+        flow: Flow,
         pauses: PauseWatch,
-        missing_sinks: MissingSinks,
         *,
-        node: str,
         commands: Mapping[str, str],
     ) -> None:
         self._owned = owned
         self._sinks = sinks
-        self._flow_control = flow_control
+        self._flow = flow
         self._pauses = pauses
-        self._missing_sinks = missing_sinks
-        self._node = node
         self._commands = commands
         self._outcomes = outcomes
         self._clock = clock
@@ -119,7 +113,7 @@ class Deliveries:
         for group in groups:
             lost = self._outcomes.lost(group) if group.live.bits.redo else ()
             if lost:
-                self._owned[group.live.partition].write(Settled(runs=lost, leaving=group))
+                self._owned[group.live.partition].settle(Settled(runs=lost, leaving=group))
             else:
                 at_once.append(group)
         return at_once
@@ -145,37 +139,38 @@ class Deliveries:
         batch = SinkBatch(target, groups, began_ms)
         count = len(batch.flights)
         sink = self._sinks.get(batch.kind)
-        self._flow_control.begun(target, count)
+        self._flow.begun(target, count)
         self.meters.fired[batch.kind] += count
         if sink is None and target.startswith(TO_WORKERS):
             self._hand_off(batch)
             return
         self.in_flight += count
         if sink is None:
-            self._missing_sinks.unknown_scheme()
+            self._flow.lacks_sinks = True
             reason = f"no sink for {batch.kind}: on this node"
             self._settle(batch, [Retry(reason, untried=True)] * count)
             return
         for part in self._batches(sink, batch):
             task = asyncio.ensure_future(self._ask(sink, part))
             self.running.add(task)
-            self._flow_control.left(target, len(part.flights))
+            self._flow.left(target, len(part.flights))
             task.add_done_callback(lambda task, part=part: self._delivered(task, part))  # type: ignore[misc]
 
     def _batches(self, sink: Sink, batch: SinkBatch) -> Iterator[SinkBatch]:
         """Split into batches. A batch is settled as a whole, with its slowest delivery if they end one by one, so tasks
         whose end others wait for (a slot, their lane, the next run of a schedule) go alone."""
         most = most_in_batch(sink, batch.target)
-        slots = self._flow_control.has_slots(batch.target)
+        slots = self._flow.has_slots(batch.target)
         if most is None and not slots:
             yield batch
             return
         for group in batch.groups:
-            together = [] if slots else [flight for flight in group.flights if not _is_waited_for(flight)]
-            if len(together) < len(group.flights):
-                for flight in group.flights:
-                    if slots or _is_waited_for(flight):
-                        yield SinkBatch(batch.target, [group.part([flight])], batch.began_ms)
+            together: list[Flight] = []
+            for flight in group.flights:
+                if slots or _is_waited_for(flight):
+                    yield SinkBatch(batch.target, [group.part([flight])], batch.began_ms)
+                else:
+                    together.append(flight)
             for first in range(0, len(together), most or 1):
                 yield SinkBatch(batch.target, [group.part(together[first : first + (most or 1)])], batch.began_ms)
 
@@ -205,36 +200,32 @@ class Deliveries:
         now_ms = self._clock.now_ms()  # before the lease: see `holds_lease`
         if partition is None or flight.live.forgotten or not partition.holds_lease:
             return Retry("another node may own its partition by now", untried=True)
-        if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
+        if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
+            return dead
+        paused = self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None
+        return Retry("paused while it waited for its host", untried=True) if paused else None
+
+    def _refused(self, flight: Flight, now_ms: int) -> Dead | None:
+        """Return the outcome of a task that has expired, or that a pause drops."""
+        expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
+        if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
             return Dead(EXPIRED)
         # A task begun by a former owner may have been delivered: it goes out again, paused or not.
-        if flight.live.to_redo(flight.index):
+        if not self._pauses.drops or flight.live.to_redo(flight.index):
             return None
         reason = self._pauses.dropped(flight.body.target, flight.body.lane)
-        if reason is not None:
-            return Dead(reason)
-        paused = self._pauses.hold_for(flight.body.target, flight.body.lane, flight.due_ms) is not None
-        return Retry("paused while it waited for its host", untried=True) if paused else None
+        return None if reason is None else Dead(reason)
 
     def _wanted(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Settle tasks that have expired, or that a pause drops; return the others."""
-        drops = bool(self._pauses.drops)
-        if not drops and not any(map(_EXPIRES, flights)):
+        if not self._pauses.drops and not any(map(_EXPIRES, flights)):
             return flights
         wanted = []
         for flight in flights:
-            expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
-            if expired and not _may_be_with_workers(flight):  # otherwise a worker finds the expiry, if none has run it
-                self._settle_one(flight, Dead(EXPIRED), now_ms)
-                continue
-            # A task begun by a former owner may have been delivered: deliver it again.
-            reason = None
-            if drops and not flight.live.to_redo(flight.index):
-                reason = self._pauses.dropped(flight.body.target, flight.body.lane)
-            if reason is None:
+            if (dead := self._refused(flight, now_ms)) is None:
                 wanted.append(flight)
             else:
-                self._settle_one(flight, Dead(reason), now_ms)
+                self._settle_one(flight, dead, now_ms)
         return wanted
 
     # -- outcomes -----------------------------------------------------------------------------------------
@@ -243,16 +234,16 @@ class Deliveries:
         self.running.discard(task)
         count = len(batch.flights)
         if task.cancelled() and self._given_up:
-            self._flow_control.landed(batch.target, count, 0, 0)
+            self._flow.landed(batch.target, count, 0, 0)
             self.in_flight -= count  # stopping: deliveries without an outcome are repeated later
             return
         error = _error_of(task)
         if error is None:
             done, failed, refused = _tally(task.result())
-            self._flow_control.landed(batch.target, count, done, failed, refused)
+            self._flow.landed(batch.target, count, done, failed, refused)
             self._settle(batch, task.result(), done)
             return
-        self._flow_control.landed(batch.target, count, 0, count)
+        self._flow.landed(batch.target, count, 0, count)
         self._settle(batch, [Retry(describe(error), error=error, brief=placed(error))] * count)
 
     def _settle(self, batch: SinkBatch, outcomes: Sequence[Outcome], done: int = 0) -> None:
@@ -284,7 +275,7 @@ class Deliveries:
                 self._settle_one(flight, DONE, began_ms)
             return
         partition = self._owned.get(live.partition)
-        if partition is not None and not live.forgotten and partition.done(live, group.indexes):
+        if partition is not None and not live.forgotten and partition.done(group):
             self._loops.fire.wake()
 
     def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
@@ -292,9 +283,7 @@ class Deliveries:
         if partition is None or flight.live.forgotten:
             return  # another owner has it, or its slice is read again
         if isinstance(outcome, Done):
-            runs = self._outcomes.runs(flight, DELIVERED, outcome, began_ms)
-            answer = self._answer(flight, outcome)
-            settled = Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+            settled = self._outcomes.done(flight, outcome, began_ms)
         else:
             if not partition.holds_lease:
                 # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
@@ -312,48 +301,27 @@ class Deliveries:
             dead = Dead(f"its outcome cannot be written: {describe(error)}")
             return self._outcomes.failed(partition, flight, dead, began_ms)
 
-    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
-        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
-        if not outcome.keep_ms or outcome.response is None:
-            return None
-        now_ms = self._clock.now_ms()
-        result = Result(
-            "done",
-            attempt=flight.attempt,
-            worker=self._node,
-            target=flight.target,
-            due_ms=flight.original_due_ms,
-            started_ms=now_ms - outcome.response.duration_ms,
-            ended_ms=now_ms,
-            response=outcome.response,
-        )
-        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
-
     def ended_by_worker(self, flight: Flight, verdict: Verdict, traceback: str = "") -> None:
         """Settle a task that a worker has ended; the worker has already applied the retry policy."""
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return
-        self._land(partition, flight, self._outcomes.ended_by_worker(partition, flight, verdict, traceback))
+        settled = self._outcomes.ended_by_worker(partition, flight, verdict, traceback)
+        self._land(partition, flight, settled._replace(ack=flight.address))
         self.delivered += 1
 
     def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:
-        partition.ended(flight, settled)
-        if settled.is_over and flight.body.occurrence is not None:
-            # Its next occurrence may be waiting for the end of this one.
-            partition.run_over(flight, "done" if settled.delivered else "dead", self._clock.now_ms())
+        partition.settle(settled, flight, self._clock.now_ms())
         self._loops.fire.wake()
 
-    def bury_damaged(self, partition: Partition) -> None:
-        """Make dead letters of entries that could not be read."""
-        for damaged in partition.take_damaged():
-            partition.write(self._outcomes.bury_damaged(damaged))
-
-    def note_passed(self, partition: Partition) -> None:
-        """Write to the history which planned times did not run."""
-        for definition, slot in partition.take_passed():
+    def note(self, partition: Partition) -> None:
+        """Bury entries that a begin could not read, and note planned times that did not run."""
+        damaged, passed = partition.take_notes()
+        for one in damaged:
+            partition.settle(self._outcomes.bury_damaged(one))
+        for definition, slot in passed:
             if runs := self._outcomes.passed(definition, slot):
-                partition.write(Settled(runs=runs))
+                partition.settle(Settled(runs=runs))
 
     # -- stopping ---------------------------------------------------------------------------------------
 

@@ -10,15 +10,14 @@ from ..model.errors import StoreError
 from ..roles import Loops
 from ..store.job_queue import decode_ack
 from ..store.owner import fire
-from ..store.owner.fire import forget_acks, read_acks
+from ..store.owner.fire import CommitReply, TickReply, read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
-from .due import BeginCall
 from .flight import FlightGroup
-from .flow import FlowControl
+from .flow import Flow
 from .keeper import Keeper
 from .lookahead import LookAhead
-from .partition import MOST_OUTCOMES, CommitCall, OwnerCall, Partition, PartitionLost
+from .partition import MOST_OUTCOMES, BeginCall, CommitCall, OwnerCall, Partition, PartitionLost
 
 
 class TickPace:
@@ -48,7 +47,6 @@ POLL_S: Final = 0.5
 """Seconds between polls for unannounced acks, and between attempts for tasks whose id is already in a queue."""
 
 IDLE_S: Final = 1.0
-FORGOTTEN_AT_ONCE: Final = 1_000
 
 
 class WorkerAcks:
@@ -63,63 +61,48 @@ class WorkerAcks:
         self._store = store
         self._owned = owned
         self._deliveries = deliveries
-        self._watched: dict[Partition, None] = {}
         self._heard: set[int] = set()
         """Partitions with a message since they were last read. Includes those that wait for nothing yet: a worker may
         be done before the owner has the reply to its hand-off."""
         self._poll_at = 0.0
 
     def woken(self, partitions: Iterable[int]) -> bool:
-        """Note partitions that may have new acks; return True if one of them is watched."""
+        """Note partitions that may have new acks; return True if one of them waits for workers."""
         self._heard.update(partitions)
-        return self._called
+        return any(one.number in self._heard for one in self._waiting())
 
-    @property
-    def _called(self) -> bool:
-        return bool(self._heard) and any(one.number in self._heard for one in self._watched)
+    def _waiting(self) -> list[Partition]:
+        return [one for one in self._owned.values() if one.waits_for_workers]
 
     @property
     def wait_s(self) -> float:
-        if self._called:
+        waiting = self._waiting()
+        if any(one.number in self._heard for one in waiting):
             return 0.0
-        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+        return max(0.0, self._poll_at - time.monotonic()) if waiting else IDLE_S
 
-    def handed_off(self, partition: Partition, call: CommitCall, answers: Mapping[int, bytes]) -> None:
+    def handed_off(self, call: CommitCall, answers: Mapping[int, bytes]) -> None:
         """Note which tasks workers have now, from the server's answer to a hand-off."""
-        delivered, ended = partition.handed_off(call, answers)
+        delivered, ended = call.partition.handed_off(call, answers)
         self._deliveries.delivered += delivered
         for address, ack in ended:
-            self._ended(partition, address, None, ack)
-        if partition.waits_for_workers and partition not in self._watched:
-            if not self._watched:
-                self._poll_at = time.monotonic() + POLL_S
-            self._watched[partition] = None
+            self._ended(call.partition, address, None, ack)
 
     async def look(self) -> StoreError | None:
         """Read partitions with messages at once and others now and then."""
-        for partition in list(self._watched):
-            if not partition.waits_for_workers or self._owned.get(partition.number) is not partition:
-                del self._watched[partition]
-        if not self._watched:
-            return None
-        if time.monotonic() >= self._poll_at:
-            called = list(self._watched)
-            self._poll_at = time.monotonic() + POLL_S
+        called, now_s = self._waiting(), time.monotonic()
+        if called and now_s < self._poll_at:
+            called = [one for one in called if one.number in self._heard]
         else:
-            called = [one for one in self._watched if one.number in self._heard]
+            self._poll_at = now_s + POLL_S
         if not called:
             return None
         self._heard.difference_update(one.number for one in called)
         for partition in called:
             partition.hand_off_again()
-        failures = [await self._forget(called), await self._read(called)]
-        return next((failure for failure in failures if failure is not None), None)
-
-    async def _read(self, called: list[Partition]) -> StoreError | None:
         failure = None
-        waiting = [partition for partition in called if partition.awaits_acks]
-        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in waiting})
-        for partition, answer in zip(waiting, answers, strict=True):
+        answers = await read_acks(self._store, {one.number: one.ack_cursor for one in called})
+        for partition, answer in zip(called, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
             elif self._owned.get(partition.number) is partition:
@@ -134,17 +117,6 @@ class WorkerAcks:
         """Settle a lane's task that a worker has ended, and let the lane continue."""
         if (flight := partition.back_from_worker(address, idh)) is not None:
             self._deliveries.ended_by_worker(flight, *decode_ack(ack))
-
-    async def _forget(self, called: list[Partition]) -> StoreError | None:
-        """Delete the acks of tasks whose end the server knows: they are no longer needed."""
-        known = {one: over for one in called if (over := one.known_ends(FORGOTTEN_AT_ONCE))}
-        if not known:
-            return None
-        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
-        if failure is None:
-            for partition, over in known.items():
-                partition.forget_ends(over)
-        return failure
 
 
 TICK_TASKS: Final = 8_192
@@ -166,8 +138,6 @@ COMMIT_WAIT_S: Final = 0.05
 """Longest wait of a commit: it is sent with a begin, or alone when nothing is due. Few calls, few repeats at a
 crash."""
 
-Sent = list[tuple[Partition, OwnerCall]]
-
 
 class Dispatcher:
     """Runs round after round; deliveries run concurrently."""
@@ -177,7 +147,7 @@ class Dispatcher:
         store: Store,
         owned: dict[int, Partition],
         deliveries: Deliveries,
-        flow_control: FlowControl,
+        flow: Flow,
         keeper: Keeper,
         lookahead: LookAhead,
         loops: Loops,
@@ -185,14 +155,14 @@ class Dispatcher:
         self._store = store
         self._owned = owned
         self._deliveries = deliveries
-        self._flow_control = flow_control
+        self._flow = flow
         self._keeper = keeper
         self._lookahead = lookahead
         self._loops = loops
         self.acks = WorkerAcks(store, owned, deliveries)
         self.moved = 0
         """Tasks moved into hold slices."""
-        self.pace = TickPace()
+        self._pace = TickPace()
         self._last_served = self._last_committed = self._last_spilled = -1
         self._listening = 1
         """Workers that received the last hand-off's message."""
@@ -204,24 +174,23 @@ class Dispatcher:
             await self._send(self._unanswered()),
             await self._send(self._begins(began_s)),
             await self.acks.look(),
-            await self._send(self._commits(ROUND_OUTCOMES)),
         ]
+        self._spill()
+        failures.append(await self._send(self._commits(ROUND_OUTCOMES)))
         fired = self._deliveries.begun - before
         if fired:
-            self.pace.ticked(fired, began_s)
+            self._pace.ticked(fired, began_s)
             self._room_made()
         _raise_first(failures)  # raise late: an unavailable server must not delay the partitions of other servers
-        return 0.0 if fired >= TICK_TASKS // 2 else max(self._wait_s(), self.pace.wait_s())
+        return 0.0 if fired >= TICK_TASKS // 2 else max(self._wait_s(), self._pace.wait_s())
 
     def _wait_s(self) -> float:
         """Return the seconds until something is due, or a commit has waited long enough."""
         wait_s, soonest_ms, dirty_since = self.acks.wait_s, inf, inf
         for one in self._owned.values():
-            if one.unwritten or one.has_outcomes:
-                wait_s = 0.0
+            if one.unwritten or one.has_outcomes or (one.may_begin and (one.has_ready or one.to_move)):
+                return 0.0
             if one.may_begin:
-                if one.has_ready or one.hold_policy.to_move:
-                    wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
         if self._room > 0:
@@ -233,26 +202,35 @@ class Dispatcher:
         """Return how many tasks may begin now. Unwritten outcomes count as in flight: a target that fails faster than
         its retries are written must not fill the memory."""
         unwritten = sum(one.unwritten for one in self._owned.values())
-        return self._flow_control.free(self._deliveries.in_flight + unwritten)
+        return self._flow.free(self._deliveries.in_flight + unwritten)
 
     def _room_made(self) -> None:
         if self._lookahead.waits_for_room:
             self._loops.read.wake()
 
-    # -- what to send ------------------------------------------------------------------------------
+    # -- what to send -----------------------------------------------------------------------------------
 
-    def _unanswered(self) -> Sent:
+    def _unanswered(self) -> list[OwnerCall]:
         """Return calls whose replies were lost, unchanged: the server knows by their number whether it applied them."""
-        return [(one, one.unanswered) for one in self._owned.values() if one.unanswered is not None]
+        return [one.unanswered for one in self._owned.values() if one.unanswered is not None]
 
-    def _begins(self, now_s: float) -> Sent:
-        """Begin what is due, as far as there is room, and commit plain successes that have waited long enough."""
+    def _begins(self, now_s: float) -> list[OwnerCall]:
+        """Begin what is due, as far as there is room, and commit plain successes that have waited long enough.
+
+        In a backlog the first few partitions take all the room in large bites: a whole slice at once costs far less per
+        task than a few tasks of each partition, and the next tick serves the next partitions.
+        """
         now_ms = self._store.clock.now_ms()
-        self._flow_control.tick()
+        self._flow.tick()
         room = all_room = min(TICK_TASKS, self._room)
         occurrences = 0
-        calls: Sent = []
-        for partition in self._in_turn(now_ms, now_s):
+        calls: list[OwnerCall] = []
+        may = [
+            one
+            for one in self._owned.values()
+            if (one.may_begin_now(now_ms) or now_s >= one.dirty_since + COMMIT_WAIT_S) and one.holds_lease
+        ]
+        for partition in _in_turn(may, self._last_served):
             limit = min(room, BITE_TASKS) if partition.may_begin else 0
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S
             if limit <= 0 and not commit:
@@ -261,122 +239,90 @@ class Dispatcher:
             # The remaining room is not enough for a large slice: that slice comes first in the next tick.
             begun = partition.begin(now_ms, limit, commit=commit, whole=room < all_room)
             held_back = partition.to_spill - queued
-            self._deliveries.bury_damaged(partition)
-            if partition.chains.asks:
+            self._deliveries.note(partition)
+            if partition.asks_planner:
                 self._loops.plan.wake()
             if held_back > 0 or (begun is not None and begun.groups):
                 self._last_served = partition.number
                 room -= max(0, held_back)
             if begun is not None:
-                calls.append((partition, begun))
+                calls.append(begun)
                 room -= begun.tasks
                 occurrences += len(begun.section.occurrences)
                 if occurrences >= MOST_OCCURRENCES:
                     break
-        self._spill(now_ms)
         return calls
 
-    def _in_turn(self, now_ms: int, now_s: float) -> list[Partition]:
-        """Return partitions with something to do, starting after the one served last.
-
-        In a backlog the first few take all the room in large bites: a whole slice at once costs far less per
-        task than a few tasks of each partition, and the next tick serves the next partitions.
-        """
-        turn = [
-            one
-            for one in self._owned.values()
-            if one.unanswered is None
-            and (one.may_begin_now(now_ms) or now_s >= one.dirty_since + COMMIT_WAIT_S)
-            and one.holds_lease
-        ]
-        first = next((i for i, one in enumerate(turn) if one.number > self._last_served), 0)
-        return turn[first:] + turn[:first]
-
-    def _spill(self, now_ms: int) -> None:
-        """Move held tasks into hold slices, a few per tick, partition by partition."""
-        some = [one for one in self._owned.values() if one.hold_policy.to_move and not one.closing and one.holds_lease]
-        most = SPILL_TASKS
-        for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
+    def _spill(self) -> None:
+        """Let held tasks move into hold slices with the next commits, a few per round, partition by partition."""
+        now_ms, most = self._store.clock.now_ms(), SPILL_TASKS
+        may = [one for one in self._owned.values() if one.to_move and not one.closing and one.holds_lease]
+        for partition in _in_turn(may, self._last_spilled):
             if most <= 0:
                 break
-            most -= partition.hold_policy.spill(most, now_ms)
-            partition.survey()
+            most -= partition.spill(most, now_ms)
             self._last_spilled = partition.number
         if most < SPILL_TASKS:
             self._room_made()  # rows that return may have been dropped: read them again
 
-    def _commits(self, most: float) -> Sent:
+    def _commits(self, most: float) -> list[OwnerCall]:
         """Write what became of tasks: outcomes of deliveries before moves into hold slices, up to `most` of these; no
         partition twice before another once. Tasks for workers go to their queues in any case."""
         some = [one for one in self._owned.values() if one.unwritten or one.has_outcomes]
-        some.sort(key=lambda one: (not one.unwritten, one.number <= self._last_committed, one.number))
-        calls: Sent = []
-        for partition in some:
+        calls: list[OwnerCall] = []
+        for partition in sorted(_in_turn(some, self._last_committed), key=lambda one: not one.unwritten):
             call = partition.commit(int(min(most, MOST_OUTCOMES)))
             if call is not None:
-                calls.append((partition, call))
+                calls.append(call)
                 most -= call.size
                 if call.size:
                     self._last_committed = partition.number
         return calls
 
-    # -- sending ---------------------------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------------------
 
-    async def _send(self, calls: Sent) -> StoreError | None:
+    async def _send(self, calls: Sequence[OwnerCall]) -> StoreError | None:
         """Send calls, and apply the answers. A call without an answer stays unanswered. Return a failure, if any."""
-        begins = [(partition, call) for partition, call in calls if isinstance(call, BeginCall)]
-        commits = [(partition, call) for partition, call in calls if isinstance(call, CommitCall)]
-        failure = await self._send_begins(begins) if begins else None
-        return (await self._send_commits(commits) if commits else None) or failure
-
-    async def _send_begins(self, begins: Sequence[tuple[Partition, BeginCall]]) -> StoreError | None:
+        begins = [call for call in calls if isinstance(call, BeginCall)]
+        commits = [call for call in calls if isinstance(call, CommitCall)]
+        replies: list[TickReply | CommitReply | StoreError] = []
+        if begins:
+            replies += await fire.tick(self._store, [call.section for call in begins])
+        if commits:
+            replies += await fire.commit_all(self._store, [call.work for call in commits], self._listening)
         failure: StoreError | None = None
         groups: list[FlightGroup] = []
-        replies = await fire.tick(self._store, [call.section for _, call in begins])
-        for (partition, call), reply in zip(begins, replies, strict=True):
-            if isinstance(reply, StoreError):
-                failure = reply
-            else:
-                groups += self._answered(partition, call, reply.status, reply.x) or ()
-                self._deliveries.note_passed(partition)
-        self._deliveries.start(self._deliveries.inherit(groups))
-        return failure
-
-    async def _send_commits(self, commits: Sequence[tuple[Partition, CommitCall]]) -> StoreError | None:
-        failure: StoreError | None = None
-        leaving: list[FlightGroup] = []
-        replies = await fire.commit_all(self._store, [call.work for _, call in commits], self._listening)
-        for (partition, call), reply in zip(commits, replies, strict=True):
+        calls = [*begins, *commits]
+        for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, StoreError):
                 failure = reply
                 continue
-            if reply.listening is not None:
-                self._listening = reply.listening
-            groups = self._answered(partition, call, reply.status)
-            if groups is None or reply.status != "ok":
-                continue
-            leaving += groups
-            self.moved += sum(call.moves.holds.values())
-            if call.handed:
-                self.acks.handed_off(partition, call, reply.answers)
-            if call.work.retries or call.work.moves or call.work.holds:
-                self._loops.read.wake()
-        self._deliveries.start(leaving)
+            left = self._answered(call, reply)
+            groups += self._deliveries.inherit(left) if isinstance(call, BeginCall) else left
+        if groups:
+            self._deliveries.start(groups)
         return failure
 
-    def _answered(
-        self, partition: Partition, call: OwnerCall, status: fire.WriteStatus, x: list[bytes] | None = None
-    ) -> list[FlightGroup] | None:
-        """Apply an answer; return the groups that leave now, or None if the partition had to be given up."""
+    def _answered(self, call: OwnerCall, reply: TickReply | CommitReply) -> list[FlightGroup]:
+        """Apply an answer; return the groups that leave now."""
+        partition = call.partition
         if self._owned.get(partition.number) is not partition:
-            return None  # another node has it by now: nothing leaves here
+            return []  # another node has it by now: nothing leaves here
         try:
-            groups = partition.answered(call, status, x or [])
+            groups = partition.answered(call, reply.status, reply.x if isinstance(reply, TickReply) else ())
         except PartitionLost as lost:
             self._keeper.lose(partition, str(lost))
-            return None
+            return []
+        if isinstance(call, CommitCall) and isinstance(reply, CommitReply):
+            self._listening = self._listening if reply.listening is None else reply.listening
+            if reply.status == "ok":
+                self.moved += sum(call.moves.holds.values())
+                self.acks.handed_off(call, reply.answers)
+                if call.work.moves or call.work.holds:
+                    self._loops.read.wake()
         if partition.needs_listing:
             self._loops.read.wake()
+        self._deliveries.note(partition)
         return groups
 
     # -- stopping ---------------------------------------------------------------------------------------
@@ -400,8 +346,13 @@ class Dispatcher:
         """Write what has ended. Deliveries that end meanwhile may be left for the next call."""
         _raise_first([await self._send(self._unanswered())])
         _raise_first([await self._send(self._commits(inf))])
-        begins = ((one, one.begin(-1, 0, commit=True)) for one in self._owned.values() if one.has_writes)
-        _raise_first([await self._send([(one, begun) for one, begun in begins if begun is not None])])
+        begins = [one.begin(-1, 0, commit=True) for one in self._owned.values() if one.has_writes]
+        _raise_first([await self._send([one for one in begins if one is not None])])
+
+
+def _in_turn(partitions: Sequence[Partition], last: int) -> list[Partition]:
+    """Return the partitions in order, starting after the one that was served last."""
+    return sorted(partitions, key=lambda one: (one.number <= last, one.number))
 
 
 def _raise_first(failures: Sequence[StoreError | None]) -> None:

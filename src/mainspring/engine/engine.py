@@ -20,11 +20,9 @@ from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
 from .deliveries import Deliveries
 from .dispatcher import Dispatcher
-from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
-from .holds import Holders
+from .flow import Flow, FlowOptions, PauseWatch, Permits
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
-from .notifier import Forwarder, NoticeOptions, Notifier
 from .outcomes import Outcomes
 from .partition import Partition
 from .planner import Planner
@@ -68,10 +66,6 @@ class EngineOptions:
     """When the oldest dead letters are dropped; never by default."""
     history: HistoryRules = HistoryRules()  # noqa: RUF009  # frozen
     """Which runs the history keeps."""
-    history_target: str | None = None
-    """Where its records are forwarded."""
-    notices: NoticeOptions = field(default_factory=NoticeOptions)
-    """Who is told when runs fail and recover."""
     audit_entries: int = AUDIT_KEPT
     """Changes kept in the audit trail, to which a node adds the targets that it pauses."""
 
@@ -87,22 +81,25 @@ class Engine:
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _without_cluster
         """Called when partitions were acquired, lost, or are waited for; set by the cluster's role."""
-        self.holders = Holders()
-        """Holders of tasks: pauses and flow control."""
-        self.pauses = PauseWatch(store, self.loops, options.command_queues, options.node, options.audit_entries)
-        missing_sinks = MissingSinks(sinks)
-        self.holders.all += [self.pauses, missing_sinks]
+        self.flow = flow = Flow(
+            options.flow,
+            store.clock,
+            self.loops,
+            self.owned,
+            concurrency=options.concurrency,
+            sinks=sinks,
+            commands=options.command_queues,
+        )
+        self.pauses = PauseWatch(store, flow, self.loops, options.command_queues, options.node, options.audit_entries)
         self.keeper = Keeper(
             store,
             self.owned,
             node=options.node,
             lease_s=options.lease_s,
             changed=self._ownership_changed,
-            holders=self.holders,
+            flow=flow,
         )
-        self.lookahead = LookAhead(store, self.owned, options.reach, self.keeper, self.loops)
-        if options.flow.catch_up is not None:
-            self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
+        self.lookahead = LookAhead(store, self.owned, options.reach, self.keeper, flow, self.loops)
         self.planner = Planner(store, self.owned, self.loops)
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
@@ -114,8 +111,6 @@ class Engine:
             options.history,
             options.node,
         )
-        self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
-        self.holders.all.append(self.flow_control)
         self.deliveries = Deliveries(
             self.owned,
             sinks,
@@ -123,22 +118,17 @@ class Engine:
             store.clock,
             self.loops,
             self.keeper,
-            self.flow_control,
+            flow,
             self.pauses,
-            missing_sinks,
-            node=options.node,
             commands=options.command_queues,
         )
-        self.permits = Permits(store, self.flow_control, self, node=options.node, lease_s=options.lease_s)
-        self.dispatcher = Dispatcher(
-            store, self.owned, self.deliveries, self.flow_control, self.keeper, self.lookahead, self.loops
-        )
+        self.permits = Permits(store, flow, node=options.node, lease_s=options.lease_s)
+        self.dispatcher = Dispatcher(store, self.owned, self.deliveries, flow, self.keeper, self.lookahead, self.loops)
         self.sweeper = Sweeper(
             store,
             self.owned,
-            letter_limits=options.dead_letters,
+            dead_letter_limits=options.dead_letters,
         )
-        self.notifier = Notifier(store, self.owned, options.notices, self.flow_control)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
@@ -160,21 +150,12 @@ class Engine:
         self.loops.sweep.start(self.sweeper.step)
         self.loops.pause.start(self.pauses.step)
         self.loops.permit.start(self.permits.step)
-        if self.options.notices:
-            self.loops.notify.start(self.notifier.step)
-        if self.options.history_target is not None:
-            self.loops.forward.start(Forwarder(self.store, self.owned, self.options.history_target).step)
 
     async def stop(self) -> bool:
         """Finish tasks in flight and hand the partitions back. Return True if no delivery was given up."""
-        await self.loops.read.stop()
-        await self.loops.fire.stop()
-        await self.loops.plan.stop()
-        await self.loops.sweep.stop()
-        await self.loops.pause.stop()
-        await self.loops.permit.stop()
-        await self.loops.notify.stop()
-        await self.loops.forward.stop()
+        for loop in self.loops:
+            if loop is not self.loops.keep:
+                await loop.stop()
         clean = True
         self.keeper.close()
         self.loops.keep.wake()
@@ -250,61 +231,8 @@ class Engine:
         if self.keeper.waiting:
             self.loops.keep.wake()
 
-    # -- what flow control asks --------------------------------------------------------------------------
-
-    @property
-    def most(self) -> int:
-        by_size = self.lookahead.room.flights
-        return self.options.concurrency if by_size is None else min(self.options.concurrency, by_size)
-
-    def permits_wanted(self) -> None:
-        self.loops.permit.wake()
-
-    def flow(self) -> None:
-        """Wake the roles: held tasks may leave."""
-        for partition in self.owned.values():
-            partition.survey()
-        self.loops.read.wake()
-        self.loops.fire.wake()
-
     @property
     def lag_ms(self) -> int:
         """How long the earliest waiting task is overdue."""
         soonest = min((one.soonest_ms for one in self.owned.values()), default=inf)
         return max(0, self.store.clock.now_ms() - int(soonest)) if soonest < inf else 0
-
-    # -- by hand --------------------------------------------------------------------------------------
-
-    async def turn(self) -> int:
-        """Run every role once at the current time, for tests; return the deliveries settled so far."""
-        await self.pauses.step()
-        await self.keeper.step()
-        self.lookahead.reconnected()
-        while await self.lookahead.step() == 0.0:
-            pass
-        self.dispatcher.acks.woken(self.owned)
-        while await self.planner.step() == 0.0:
-            pass
-        while True:
-            before = self._progress()
-            if self.keeper.is_due or not all(one.holds_lease for one in self.owned.values()):
-                await self.keeper.step()  # a long turn outlasts leases, and nothing begins without one
-            await self.permits.step()
-            await self.dispatcher.step()
-            await self.dispatcher.drain()
-            while await self.lookahead.step() == 0.0:
-                pass
-            while await self.planner.step() == 0.0:
-                pass
-            woken = any(one.has_ready for one in self.owned.values())
-            if self._progress() == before and not woken:
-                break
-        await self.planner.flush()
-        while await self.sweeper.drop_finished():
-            pass
-        return self.deliveries.delivered
-
-    def _progress(self) -> tuple[int, ...]:
-        """Return counters that change with every turn in which something happened."""
-        supplied = self.permits.supplied
-        return self.deliveries.delivered, self.dispatcher.moved, self.planner.decisions, supplied, self.lookahead.held

@@ -5,7 +5,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..model.audit import Change, of_pause
 from ..model.clock import Clock
@@ -23,10 +24,11 @@ from ..store import access, limits
 from ..store.lanes import clear_away, read_pauses, write_if_none
 from ..store.limits import Granted
 from ..store.store import Store
-from .holds import Why
+
+if TYPE_CHECKING:
+    from .partition import Partition
 
 log = logging.getLogger("mainspring.targets")
-
 
 SLOW_MS: Final = 5_000
 """A receiver that would need longer than this for its tasks in flight is slow."""
@@ -41,13 +43,35 @@ PERMITS_S: Final = 0.1
 SLOW_SHARE: Final = 8
 """Divisor of the node's in-flight limit: the largest share of a slow receiver."""
 
+_PROBED: Final = ("open", "half-open")
+
+_LIMIT: Final = "valve:"
+_PAUSE: Final = "pause:"
+_SINK: Final = "sink:"
+"""Prefixes of the keys under which tasks wait: of a receiver, a pause, or a target that this node cannot deliver to."""
+
+
+class Why(NamedTuple):
+    """Why tasks are held, for people."""
+
+    reason: str = ""
+    who: str = ""
+    until_ms: int | None = None
+    code: str = ""
+    """The code that `explain` reports to programs."""
+
+
+def is_gradual(key: str) -> bool:
+    """Return True if tasks that wait under this key are released gradually, by a limit, and not all at once."""
+    return key == CATCH_UP or key.startswith(_LIMIT)
+
 
 class FlowLimit:
     """One receiver: the host of a webhook, a named target, a topic, a queue."""
 
     def __init__(self, receiver: str, breaker: Breaker | None, limit: Limit, key: str = "") -> None:
         self.receiver = receiver
-        self.key = key or f"valve:{receiver}"
+        self.key = key or _LIMIT + receiver
         """Key of the hold under which its tasks wait."""
         self.breaker = breaker
         self.limit = limit
@@ -95,17 +119,13 @@ class FlowLimit:
         by_slots = inf if self.limit.concurrency is None else self.slots - self.in_flight - reserved
         return min(by_rate, by_slots)
 
-    def take(self, now_ms: int) -> None:
-        """Count one task that leaves."""
-        self.reserved += 1
+    def take(self, count: int, now_ms: int) -> None:
+        """Count tasks that leave."""
+        self.reserved += count
         if self.breaker is not None:
-            self.breaker.took(1, now_ms)
+            self.breaker.took(count, now_ms)
         if self.limit.rate is not None:
-            self.permits -= 1
-
-    def begun(self, count: int) -> None:
-        """Count tasks that have begun, to a sink or to a queue."""
-        self.reserved = max(0, self.reserved - count)
+            self.permits -= count
 
     def tick(self) -> bool:
         """Release reservations of tasks that were let through and never began (expired, dropped, cancelled).
@@ -161,26 +181,25 @@ class FlowLimit:
 
     # -- explanations ------------------------------------------------------------------------------------------------
 
-    def why(self) -> tuple[str, str, int | None]:
-        """Return why its tasks wait, as a code and as text; for an open breaker also when the next probe is sent."""
+    def why(self) -> Why:
+        """Return why its tasks wait; for an open breaker also when the next probe is sent."""
         breaker, limit = self.breaker, self.limit
-        if breaker is not None and breaker.state in ("open", "half-open"):
+        if breaker is not None and breaker.state in _PROBED:
             since = f"the circuit breaker of {self.receiver} has been open since {moment(breaker.opened_ms)}"
             if breaker.state == "half-open":
-                return BREAKER, f"{since}, and probes are in flight", None
-            return BREAKER, f"{since}, and it is probed until it responds", breaker.next_ms
+                return Why(f"{since}, and probes are in flight", code=BREAKER)
+            return Why(f"{since}, and it is probed until it responds", "", breaker.next_ms, BREAKER)
         if breaker is not None and breaker.state == "ramp":
-            return BREAKER, f"the backlog of {self.receiver} is delivered at a growing rate after it failed", None
+            return Why(f"the backlog of {self.receiver} is delivered at a growing rate after it failed", code=BREAKER)
         if self.key == CATCH_UP:
-            return "catch-up", f"overdue tasks are released at {limit.rate}", None
-        if limit.rate is not None and self.permits <= 0:
-            return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
-        if limit.concurrency is not None:
+            return Why(f"overdue tasks are released at {limit.rate}", code="catch-up")
+        if limit.concurrency is not None and (limit.rate is None or self.permits > 0):
             most = f"{limit.concurrency} on all nodes"
-            return "rate-limited", f"{self.receiver} has reached its concurrency limit ({most})", None
-        if self.slow_since_ms:
-            return "slow", f"{self.receiver} has been slow since {moment(self.slow_since_ms)}: others go first", None
-        return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
+            return Why(f"{self.receiver} has reached its concurrency limit ({most})", code="rate-limited")
+        if self.slow_since_ms and (limit.rate is None or self.permits > 0):
+            reason = f"{self.receiver} has been slow since {moment(self.slow_since_ms)}: others go first"
+            return Why(reason, code="slow")
+        return Why(f"{self.receiver} is rate-limited to {limit.rate}", code="rate-limited")
 
 
 RESERVE: Final = 4
@@ -189,7 +208,6 @@ RESERVE: Final = 4
 SHARED_FROM: Final = 64
 """A node with less room than this does not divide it."""
 
-_PREFIX: Final = "valve:"
 _FEW: Final = 1_024
 """Number of receivers from which idle ones are forgotten: URLs can name any number of hosts."""
 
@@ -209,44 +227,45 @@ class FlowOptions:
     """Milliseconds after which a late task counts as overdue."""
 
 
-class FlowEngine(Protocol):
-    """The parts of the engine that flow control uses."""
-
-    @property
-    def most(self) -> int:
-        """Most tasks in flight, in total."""
-
-    @property
-    def lag_ms(self) -> int:
-        """How long the earliest waiting task is overdue."""
-
-    def permits_wanted(self) -> None: ...
-
-    def flow(self) -> None:
-        """React to tasks that may leave and could not before."""
-
-
-class FlowControl:
-    """Holds up the tasks of each receiver that is failing, limited or slow, and no other tasks."""
+class Flow:
+    """Decides which tasks may leave now: holds up those that are paused, that this node cannot deliver, or whose
+    receiver is failing, limited or slow, and no other tasks."""
 
     def __init__(
-        self, options: FlowOptions, clock: Clock, engine: FlowEngine, commands: Mapping[str, str] | None = None
+        self,
+        options: FlowOptions,
+        clock: Clock,
+        loops: Loops,
+        owned: Mapping[int, "Partition"],
+        *,
+        concurrency: int,
+        sinks: Mapping[str, Sink] = MappingProxyType({}),
+        commands: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`commands` maps commands to their queues, except those in the queue `commands`."""
         self._options = options
-        self._commands = commands or {}
-        """Commands whose tasks go to a queue other than `commands`."""
         self._clock = clock
-        self._engine = engine
+        self._loops = loops
+        self._owned = owned
+        self._sinks = sinks
+        self._commands = commands
+        self.concurrency = concurrency
+        self.most = concurrency
+        """Most tasks in flight, in total; fewer than `concurrency` if they are large."""
+        self.pauses = Pauses()
+        """Pauses that hold tasks back."""
+        self.lacks_sinks = any(missing(sinks, f"{scheme}:") is not None for scheme in sinks)
+        """True if there may be tasks that this node cannot deliver: they wait until some node can."""
+        self._reported: set[str] = set()
         self._flow_limits: dict[str, FlowLimit] = {}
         self._bounded: dict[str, FlowLimit] = {}
         self._sweep_at = _FEW
         for receiver in options.limits:
             self._look_at(self.of(receiver))
         self.catch_up: FlowLimit | None = None
+        """Limit under which overdue tasks wait."""
         if options.catch_up is not None:
             self.catch_up = FlowLimit(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
-        self._overdue = False
-        """Limit under which overdue tasks wait."""
 
     def of(self, receiver: str) -> FlowLimit:
         flow_limit = self._flow_limits.get(receiver)
@@ -268,29 +287,150 @@ class FlowControl:
         if flow_limit.bounded:
             self._bounded[flow_limit.receiver] = flow_limit
         elif self._bounded.pop(flow_limit.receiver, None) is not None:
-            self._engine.flow()
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the roles: held tasks may leave."""
+        for partition in self._owned.values():
+            partition.survey()
+        self._loops.read.wake()
+        self._loops.fire.wake()
 
     @property
     def unavailable(self) -> list[str]:
         """Receivers whose circuit breakers are open on this node."""
         found = self._bounded.values()
-        return [one.receiver for one in found if one.breaker is not None and one.breaker.state in ("open", "half-open")]
+        return [one.receiver for one in found if one.breaker is not None and one.breaker.state in _PROBED]
 
     @property
     def bounded(self) -> list[FlowLimit]:
         """The limits that tasks must ask before they leave."""
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
 
-    # -- deliveries --------------------------------------------------------------------------------------
+    def _bounded_of(self, target: str) -> FlowLimit | None:
+        return self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+
+    # -- which tasks may leave ---------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True if any task is held. Checked for every batch; the questions below only if this is true."""
+        # Any lane may have an overdue head, so with a catch-up rate every head has to ask.
+        return bool(self.pauses or self._bounded or self.lacks_sinks or self.catch_up is not None)
+
+    @property
+    def overdue_after_ms(self) -> float:
+        """Milliseconds after which tasks are overdue and leave gradually; infinity if they all leave at once."""
+        return inf if self.catch_up is None else self._options.catch_up_after_ms
+
+    def admit(self, target: str, lane: str | None, wanted: int = 1, *, overdue: bool = False) -> tuple[int, str]:
+        """Return how many of `wanted` tasks may leave now, which they then do, and the key under which others wait."""
+        if self.pauses and (pause := self.pauses.of_task(target, lane)) is not None:
+            return 0, _PAUSE + pause.scope.text
+        if self.lacks_sinks and (reason := missing(self._sinks, target)) is not None:
+            if reason not in self._reported:
+                self._reported.add(reason)
+                log.error("%s. Its tasks are held until a node that has it owns their partition", reason)
+            # Each target has its own hold: a node that can deliver to it derives the key from the target alone.
+            return 0, _SINK + target
+        now_ms = self._clock.now_ms()
+        limits = [one for one in (self.catch_up if overdue else None, self._bounded_of(target)) if one is not None]
+        admitted = min([wanted, *(self._room_of(one, now_ms) for one in limits)])
+        for one in limits:
+            one.take(admitted, now_ms)
+        if admitted == wanted:
+            return admitted, ""
+        # Ask again: a limit notes that it has refused tasks.
+        return admitted, next(one.key for one in limits if self._room_of(one, now_ms) < 1)
+
+    def room(self, key: str) -> float:
+        """Return how many tasks that wait under this key may leave now: 0 if none, infinity if nothing holds them."""
+        if key.startswith(_PAUSE):
+            return 0 if key.removeprefix(_PAUSE) in self.pauses.by_scope else inf
+        if key.startswith(_SINK):
+            return 0 if self._missing(key) else inf
+        flow_limit = self._limit_of(key)
+        return inf if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
+
+    def why(self, key: str) -> Why:
+        """Return the reason of a hold, also of one that lets some tasks through: the rest wait for that reason."""
+        if key.startswith(_PAUSE):
+            pause = self.pauses.by_scope.get(key.removeprefix(_PAUSE))
+            return Why() if pause is None else Why(pause.reason, pause.who, pause.until_ms)
+        if key.startswith(_SINK):
+            reason = self._missing(key)
+            return Why(reason, code=NO_SINK) if reason else Why()
+        flow_limit = self._limit_of(key)
+        return Why() if flow_limit is None else flow_limit.why()
+
+    def may_open(self, key: str) -> bool:
+        """Return True if one more lane that waits under this key may be reopened. Only as many are as there is room
+        for: others would be read and held again."""
+        flow_limit = self._limit_of(key)
+        if flow_limit is None:
+            return self.room(key) > 0
+        if self._room_of(flow_limit, self._clock.now_ms()) <= flow_limit.tickets:
+            return False
+        flow_limit.tickets += 1
+        return True
+
+    def _missing(self, key: str) -> str:
+        return missing(self._sinks, key.removeprefix(_SINK)) or ""
+
+    def _limit_of(self, key: str) -> FlowLimit | None:
+        if key == CATCH_UP:
+            return self.catch_up
+        return self._bounded.get(key.removeprefix(_LIMIT)) if key.startswith(_LIMIT) else None
+
+    def _room_of(self, flow_limit: FlowLimit, now_ms: int) -> int:
+        room = flow_limit.room(now_ms, self.most)
+        if room < 1 and flow_limit.starved:
+            self._loops.permit.wake()
+        return room
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Suspect a receiver whose breaker was open on the former owner: this node has seen no failures itself.
+
+        Called before any question about the tasks of the hold.
+        """
+        if record.code != BREAKER or not record.cause.startswith(_LIMIT):
+            return
+        flow_limit = self.of(record.cause.removeprefix(_LIMIT))
+        if flow_limit.breaker is None or flow_limit.breaker.state != "closed":
+            return
+        flow_limit.breaker.suspect(record.since_ms, self._clock.now_ms())
+        self._look_at(flow_limit)
+        log.info("%s was failing when its tasks were taken over; they leave cautiously at first", flow_limit.receiver)
+
+    # -- ticks and deliveries ----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Begin a tick: tasks let through before are in flight now, or were refused."""
+        stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
+        if any(flow_limit.refused for flow_limit in stayed):
+            self.wake()
+        if self.catch_up is not None:
+            self.catch_up.tickets = 0
+
+    def free(self, in_flight: int) -> int:
+        """Return how many tasks may begin now, for all receivers together.
+
+        It takes a while until a receiver is known to be slow. Until then it must not fill all the room: the reserve
+        keeps the other receivers going.
+        """
+        if self.most < SHARED_FROM:
+            return self.most - in_flight
+        slow = sum(flow_limit.in_flight for flow_limit in self._bounded.values() if flow_limit.slow_since_ms)
+        return (self.most - slow) * (RESERVE - 1) // RESERVE - (in_flight - slow)
 
     def begun(self, target: str, count: int) -> None:
-        """Count tasks that were let through and have begun."""
-        if self._bounded and (flow_limit := self._bounded.get(receiver_of(target, self._commands))) is not None:
-            flow_limit.begun(count)
+        """Count tasks that were let through and have begun, to a sink or to a queue."""
+        if (flow_limit := self._bounded_of(target)) is not None:
+            flow_limit.reserved = max(0, flow_limit.reserved - count)
 
     def has_slots(self, target: str) -> bool:
         """Return True if the target has a concurrency limit: each task keeps a slot until it ends."""
-        flow_limit = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+        flow_limit = self._bounded_of(target)
         return flow_limit is not None and flow_limit.limit.concurrency is not None
 
     def left(self, target: str, count: int) -> None:
@@ -302,136 +442,28 @@ class FlowControl:
         flow_limit.landed(count)
         breaker = flow_limit.breaker
         if breaker is not None and (done or failed or refused):
-            before = breaker.state
-            now_ms = self._clock.now_ms()
-            if breaker.record(done, failed, now_ms, refused=refused) != before:
-                self._log_change(flow_limit, before, now_ms)
+            before, now_ms = breaker.state, self._clock.now_ms()
+            state = breaker.record(done, failed, now_ms, refused=refused)
+            if state == "open" and before != "open":
+                log.warning("%s fails: its circuit breaker is open, its tasks are held; next probe at %s",
+                            flow_limit.receiver, moment(breaker.next_ms))  # fmt: skip
+            elif before == "half-open" and state != "half-open":
+                took = span(now_ms - breaker.opened_ms)
+                log.info("%s responds again after %s; its backlog leaves at a growing rate", flow_limit.receiver, took)
+                self.wake()
         if flow_limit.bounded or flow_limit.receiver in self._bounded:
             self._look_at(flow_limit)
             if flow_limit.refused and (flow_limit.limit.concurrency is not None or flow_limit.slow_since_ms or refused):
-                self._engine.flow()
-
-    def _log_change(self, flow_limit: FlowLimit, before: str, now_ms: int) -> None:
-        breaker = flow_limit.breaker
-        assert breaker is not None
-        if breaker.state == "open":
-            log.warning(
-                "%s fails: its circuit breaker is open, its tasks are held; next probe at %s",
-                flow_limit.receiver,
-                moment(breaker.next_ms),
-            )
-        elif before == "half-open":
-            took = span(now_ms - breaker.opened_ms)
-            log.info("%s responds again after %s; its backlog leaves at a growing rate", flow_limit.receiver, took)
-            self._engine.flow()
-
-    # -- as a holder -----------------------------------------------------------------------------------------------
-
-    def tick(self) -> None:
-        """Begin a tick: tasks let through before are in flight now, or were refused."""
-        stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
-        if any(flow_limit.refused for flow_limit in stayed):
-            self._engine.flow()
-        if self.catch_up is not None:
-            self.catch_up.tickets = 0
-            self._overdue = self._engine.lag_ms > self._options.catch_up_after_ms
-
-    def free(self, in_flight: int) -> int:
-        """Return how many tasks may begin now, for all receivers together.
-
-        It takes a while until a receiver is known to be slow. Until then it must not fill all the room: the reserve
-        keeps the other receivers going.
-        """
-        most = self._engine.most
-        if most < SHARED_FROM:
-            return most - in_flight
-        slow = sum(flow_limit.in_flight for flow_limit in self._bounded.values() if flow_limit.slow_since_ms)
-        return (most - slow) * (RESERVE - 1) // RESERVE - (in_flight - slow)
-
-    @property
-    def closed(self) -> bool:
-        # Any lane may have an overdue head, so with a catch-up rate every head has to ask.
-        return self.catch_up is not None or bool(self._bounded)
-
-    def governs(self, target: str) -> bool:
-        return self._overdue or receiver_of(target, self._commands) in self._bounded
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        """Return the hold key of a task that must wait; count one that may leave as having left."""
-        del lane
-        now_ms = self._clock.now_ms()
-        asked = []
-        if self.catch_up is not None and due_ms < now_ms - self._options.catch_up_after_ms:
-            asked.append(self.catch_up)
-        if (flow_limit := self._bounded.get(receiver_of(target, self._commands))) is not None:
-            asked.append(flow_limit)
-        for one in asked:
-            if self._room_of(one, now_ms) < 1:
-                return one.key
-        for one in asked:
-            one.take(now_ms)
-        return None
-
-    def _room_of(self, flow_limit: FlowLimit, now_ms: int) -> int:
-        room = flow_limit.room(now_ms, self._engine.most)
-        if room < 1 and flow_limit.starved:
-            self._engine.permits_wanted()
-        return room
-
-    def _named(self, key: str) -> FlowLimit | None:
-        if key == CATCH_UP:
-            return self.catch_up
-        return self._bounded.get(key.removeprefix(_PREFIX)) if key.startswith(_PREFIX) else None
-
-    def is_closed(self, key: str) -> bool:
-        room = self.room(key)
-        return room is not None and room < 1
-
-    def room(self, key: str) -> int | None:
-        """Return how many tasks that wait under this key may leave now; None if they are not (or no longer) bounded."""
-        flow_limit = self._named(key)
-        return None if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
-
-    def may_open(self, key: str) -> bool:
-        """Reopen only as many lanes as there is room for: others would be read and held again."""
-        flow_limit = self._named(key)
-        if flow_limit is None:
-            return True
-        if self._room_of(flow_limit, self._clock.now_ms()) <= flow_limit.tickets:
-            return False
-        flow_limit.tickets += 1
-        return True
-
-    def inherited(self, record: HoldRecord) -> None:
-        """Suspect a receiver whose breaker was open on the former owner: this node has seen no failures itself."""
-        if record.code != BREAKER or not record.cause.startswith(_PREFIX):
-            return
-        flow_limit = self.of(record.cause.removeprefix(_PREFIX))
-        if flow_limit.breaker is None or flow_limit.breaker.state != "closed":
-            return
-        flow_limit.breaker.suspect(record.since_ms, self._clock.now_ms())
-        self._look_at(flow_limit)
-        log.info("%s was failing when its tasks were taken over; they leave cautiously at first", flow_limit.receiver)
-
-    def why(self, key: str) -> Why:
-        flow_limit = self._named(key)
-        if flow_limit is None:
-            return Why()
-        code, reason, until_ms = flow_limit.why()
-        return Why(reason, "", until_ms, code=code)
+                self.wake()
 
     # -- time -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Advance breakers with time, and measure which receivers are slow."""
-        now_ms, most = self._clock.now_ms(), self._engine.most
-        busy = [
-            flow_limit
-            for flow_limit in self._flow_limits.values()
-            if flow_limit.in_flight > 0 or flow_limit.slow_since_ms
-        ]
-        much = max(16, most // (4 * max(1, len(busy))))
-        for flow_limit in busy if most >= SHARED_FROM else ():
+        now_ms = self._clock.now_ms()
+        busy = [one for one in self._flow_limits.values() if one.in_flight > 0 or one.slow_since_ms]
+        much = max(16, self.most // (4 * max(1, len(busy))))
+        for flow_limit in busy if self.most >= SHARED_FROM else ():
             if flow_limit.slow_since_ms or flow_limit.in_flight > much:
                 flow_limit.measure(now_ms)
                 if flow_limit.slow_since_ms and flow_limit.receiver not in self._bounded:
@@ -441,13 +473,13 @@ class FlowControl:
         for flow_limit in self.bounded:
             flow_limit.tickets = 0
             breaker = flow_limit.breaker
-            if breaker is not None and not flow_limit.in_flight and breaker.state != "closed":
+            if breaker is not None and not flow_limit.in_flight:
                 was = breaker.state
                 if breaker.rest(now_ms) and was != "ramp":
                     log.info("%s: idle for a long time; its circuit breaker closes", flow_limit.receiver)
-            if flow_limit.refused and flow_limit.room(now_ms, most) > 0:
+            if flow_limit.refused and flow_limit.room(now_ms, self.most) > 0:
                 flow_limit.refused = False
-                self._engine.flow()
+                self.wake()
             if flow_limit is not self.catch_up:
                 self._look_at(flow_limit)
 
@@ -456,28 +488,23 @@ IDLE_S: Final = 1.0
 SOON_S: Final = 0.02
 """Seconds between looks at the limits while something waits."""
 
-_PROBED: Final = ("open", "half-open")
-
 
 class Permits:
     """The role that gets permits and slots from the server for every limited receiver."""
 
-    def __init__(
-        self, store: Store, flow_control: FlowControl, engine: FlowEngine, *, node: str, lease_s: float
-    ) -> None:
+    def __init__(self, store: Store, flow: Flow, *, node: str, lease_s: float) -> None:
         self._store = store
-        self._flow_control = flow_control
+        self._flow = flow
         self._node = node
         self._lease_ms = int(lease_s * 1000)
-        self._engine = engine
         self.supplied = 0
         """Rounds in which something was granted."""
 
     async def step(self) -> float:
         """Run one round; return the seconds until the next is needed."""
-        self._flow_control.look()
+        self._flow.look()
         now_ms = self._store.clock.now_ms()
-        wanting = [one for one in self._flow_control.bounded if one.limit and self._is_due(one, now_ms)]
+        wanting = [one for one in self._flow.bounded if one.limit and self._is_due(one, now_ms)]
         if wanting:
             asks = [limits.Ask(one.receiver, one.limit, one.in_flight, one.want(), one.permits) for one in wanting]
             answers = await limits.ask(self._store, self._node, asks, self._lease_ms)
@@ -487,7 +514,7 @@ class Permits:
             ]
             if any(supplied):
                 self.supplied += 1
-                self._engine.flow()
+                self._flow.wake()
         return self._wait_s(now_ms)
 
     def _is_due(self, flow_limit: FlowLimit, now_ms: int) -> bool:
@@ -499,7 +526,7 @@ class Permits:
 
     def _wait_s(self, now_ms: int) -> float:
         waits = [IDLE_S]
-        for flow_limit in self._flow_control.bounded:
+        for flow_limit in self._flow.bounded:
             if flow_limit.starved:
                 waits.append((flow_limit.ask_at_ms - now_ms) / 1000)
             elif (breaker := flow_limit.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
@@ -509,68 +536,17 @@ class Permits:
         return max(SOON_S / 4, min(waits))
 
 
-_SINK: Final = "sink:"
-
-
-class MissingSinks:
-    """Holds tasks that this node cannot deliver because a package is missing, until some node can.
-
-    Each target has its own hold: a node that can deliver to it derives the key from the target alone.
-    """
-
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
-        self._sinks = sinks
-        self._said: set[str] = set()
-        self.closed = any(missing(sinks, f"{scheme}:") is not None for scheme in sinks)
-
-    def unknown_scheme(self) -> None:
-        """Let tasks ask from now on: one came due whose scheme no sink here serves."""
-        self.closed = True
-
-    def governs(self, target: str) -> bool:
-        return self._missing(target) is not None
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        del lane, due_ms
-        reason = self._missing(target)
-        if reason is None:
-            return None
-        if reason not in self._said:
-            self._said.add(reason)
-            log.error("%s. Its tasks are held until a node that has it owns their partition", reason)
-        return _SINK + target
-
-    def is_closed(self, key: str) -> bool:
-        return key.startswith(_SINK) and self._missing(key.removeprefix(_SINK)) is not None
-
-    def room(self, key: str) -> int | None:
-        del key
-        return None
-
-    def may_open(self, key: str) -> bool:
-        return not self.is_closed(key)
-
-    def inherited(self, record: HoldRecord) -> None:
-        """Do nothing: this node may have what another lacks."""
-
-    def why(self, key: str) -> Why:
-        return Why(self._missing(key.removeprefix(_SINK)) or "", code=NO_SINK)
-
-    def _missing(self, target: str) -> str | None:
-        return missing(self._sinks, target)
-
-
 POLL_S: Final = 2.0
-_KEY: Final = "pause:"
-_NAMED: Final = f"{SCHEME}:"
 
 
 class PauseWatch:
-    """Holds the tasks of paused targets, queues and lanes. A request that was sent is not recalled."""
+    """The role that reads pauses: tasks of paused targets, queues and lanes are held or dropped. A request that was
+    sent is not recalled."""
 
     def __init__(
         self,
         store: Store,
+        flow: Flow,
         loops: Loops,
         commands: Mapping[str, str],
         node: str,
@@ -578,14 +554,13 @@ class PauseWatch:
     ) -> None:
         """`audited` changes are kept in the audit trail."""
         self._store = store
-        self._commands = commands
+        self._flow = flow
         self._loops = loops
+        self._commands = commands
         self._node = node
         self._audited = audited
         self._disabled: dict[str, Pause] = {}
         """Pauses of disabled targets that are still to be written."""
-        self.pauses = Pauses()
-        """Pauses that hold tasks back."""
         self.drops = Pauses()
         """Pauses under which tasks are dropped."""
 
@@ -593,34 +568,32 @@ class PauseWatch:
         await self.flush()
         read = await read_pauses(self._store)
         now_ms = self._store.clock.now_ms()
-        before = self.pauses.by_scope, self.drops.by_scope
-        self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
+        before = self._flow.pauses.by_scope, self.drops.by_scope
+        holds = self._flow.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
         # Include targets disabled since this step began.
         drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
         self.drops = Pauses(drops, now_ms, self._commands)
-        if (self.pauses.by_scope, self.drops.by_scope) != before:
+        if (holds.by_scope, self.drops.by_scope) != before:
             # Held tasks may leave now, or others must wait.
             self._loops.read.wake()
             self._loops.fire.wake()
         for one in read:
             if not one.lasts(now_ms):
                 await clear_away(self._store, one)
-        lasting = (*self.pauses.by_scope.values(), *self.drops.by_scope.values())
+        lasting = (*holds.by_scope.values(), *self.drops.by_scope.values())
         ends = [one.until_ms for one in lasting if one.until_ms is not None]
         return min(POLL_S, max(0.001, (min(ends) - now_ms) / 1000)) if ends else POLL_S
-
-    # -- disabled targets -----------------------------------------------------------------------
 
     def disable(self, target: str, reason: str) -> None:
         """Disable a named target at its own request: on this node at once, on others once the pause is written."""
         scope = Scope("target", target)
-        known = scope.text in self.drops.by_scope or scope.text in self.pauses.by_scope
-        if known or not target.startswith(_NAMED):  # an address may serve many tasks, and may end in a *
+        known = scope.text in self.drops.by_scope or scope.text in self._flow.pauses.by_scope
+        # An address may serve many tasks, and may end in a *.
+        if known or not target.startswith(f"{SCHEME}:"):
             return
         now_ms = self._store.clock.now_ms()
-        pause = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
-        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms)
-        self._disabled[scope.text] = pause
+        pause = self._disabled[scope.text] = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
+        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms, self._commands)
         log.warning(
             "%s is disabled on all nodes: %s. Its tasks go to the dead letters until mainspring resume --target %s",
             target, reason, target,
@@ -641,40 +614,6 @@ class PauseWatch:
             await access.record_change(self._store, change, kept=self._audited)
         except OutOfMemory as error:  # the pause is written, and a full server must not keep the others from being read
             log.error("the pause of %s could not be recorded in the audit trail: %s", pause.scope.text, error)
-
-    # -- as a holder -----------------------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        return bool(self.pauses.by_scope)
-
-    def governs(self, target: str) -> bool:
-        del target  # a lane may be paused, whatever its targets
-        return True
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        del due_ms
-        pause = self.pauses.of_task(target, lane)
-        return None if pause is None else _KEY + pause.scope.text
-
-    def is_closed(self, key: str) -> bool:
-        return key.startswith(_KEY) and key[len(_KEY) :] in self.pauses.by_scope
-
-    def room(self, key: str) -> int | None:
-        del key  # tasks that are no longer paused leave without a limit
-        return None
-
-    def may_open(self, key: str) -> bool:
-        return not self.is_closed(key)
-
-    def inherited(self, record: HoldRecord) -> None:
-        """Do nothing: pauses are read from the server."""
-
-    def why(self, key: str) -> Why:
-        pause = self.pauses.by_scope[key[len(_KEY) :]]
-        return Why(pause.reason, pause.who, pause.until_ms)
-
-    # -- dropped tasks -------------------------------------------------------------------------------
 
     def dropped(self, target: str, lane: str | None) -> str | None:
         """Return why a task that has begun is not delivered; None if it is."""

@@ -4,12 +4,12 @@ Commit moves held tasks that were not begun into a hold slice. When the hold end
 other, so cancel, get, takeover and drop need no special case. See docs/decisions/0014.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Set
-from itertools import groupby, islice
+from collections import Counter, deque
+from collections.abc import Set
+from itertools import groupby, islice, repeat
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,97 +21,21 @@ from ..store.keys import HOLD_MS, Address, Slice, r_of
 from ..store.owner.fire import MOST_BYTES, Moves
 from ..store.owner.holds import Inherited
 from .flight import Flight
+from .flow import Flow, is_gradual
+from .lanes import Lane, Lanes
 from .slice import LiveSlice
-
-if TYPE_CHECKING:
-    from .lanes import Lanes
-
-
-class Why(NamedTuple):
-    """Why tasks are held, for people."""
-
-    reason: str = ""
-    who: str = ""
-    until_ms: int | None = None
-    code: str = ""
-    """The code that `explain` reports to programs."""
-
-
-class Holder(Protocol):
-    """Something that can hold tasks: a pause, a circuit breaker, a rate limit."""
-
-    @property
-    def closed(self) -> bool:
-        """True if any task is held. Checked for every batch; the other methods only if this is true."""
-
-    def governs(self, target: str) -> bool:
-        """Return True if tasks of this target may have to wait."""
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        """Return the key of the hold under which such a task must wait; None if it may go out, which it then does."""
-
-    def is_closed(self, key: str) -> bool:
-        """Return True if this hold still lasts."""
-
-    def room(self, key: str) -> int | None:
-        """Return how many tasks that wait under this key may leave now; None if only the hold limits them."""
-
-    def may_open(self, key: str) -> bool:
-        """Return True if one more lane that waits under this key may be reopened."""
-
-    def inherited(self, record: HoldRecord) -> None:
-        """Take over a hold of a former owner. Called before any question about its tasks."""
-
-    def why(self, key: str) -> Why: ...
-
-
-class Holders:
-    """All holders as one; the first that holds a task counts."""
-
-    def __init__(self) -> None:
-        self.all: list[Holder] = []
-
-    @property
-    def closed(self) -> bool:
-        return any(holder.closed for holder in self.all)
-
-    def governs(self, target: str) -> bool:
-        return any(holder.closed and holder.governs(target) for holder in self.all)
-
-    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        for holder in self.all:
-            if (key := holder.hold_for(target, lane, due_ms)) is not None:
-                return key
-        return None
-
-    def is_closed(self, key: str) -> bool:
-        return any(holder.is_closed(key) for holder in self.all)
-
-    def room(self, key: str) -> int | None:
-        return next((room for holder in self.all if (room := holder.room(key)) is not None), None)
-
-    def may_open(self, key: str) -> bool:
-        return all(holder.may_open(key) for holder in self.all)
-
-    def inherited(self, record: HoldRecord) -> None:
-        for holder in self.all:
-            holder.inherited(record)
-
-    def why(self, key: str) -> Why:
-        """Return the reason of a hold, also of one that lets some tasks through: the rest wait for that reason."""
-        holding = (holder for holder in self.all if holder.is_closed(key) or holder.room(key) is not None)
-        return next((holder.why(key) for holder in holding), Why())
 
 
 class Hold:
     """One hold of one partition: its slice on the server, and the part of it in memory."""
 
-    __slots__ = ("closing", "from_ms", "has_head", "live", "open", "pending", "place", "record")
+    __slots__ = ("closing", "has_head", "lane", "live", "open", "pending", "place", "record")
 
-    def __init__(self, place: Slice, record: HoldRecord) -> None:
+    def __init__(self, place: Slice, record: HoldRecord, lane: Lane | None) -> None:
         self.place = place
-        self.from_ms = place.from_ms
         self.record = record
+        self.lane = lane
+        """The lane whose tasks it holds; None if it holds tasks without lanes."""
         self.open = False
         """The hold has ended: its slice is read and delivered."""
         self.closing = False
@@ -122,10 +46,6 @@ class Hold:
         """The failed head that its lane waits for is in its slice too."""
         self.live: LiveSlice | None = None
 
-    @property
-    def lane(self) -> str | None:
-        return self.record.lane
-
     def barrier_ms(self) -> float:
         """Return the time from which no task of the lane may leave: an earlier one may be unread in this slice."""
         live = self.live
@@ -135,151 +55,31 @@ class Hold:
             return -inf
         return live.from_ms + (live.high >> 32) if live.deferred else inf
 
-    def close(self, record: HoldRecord) -> None:
-        """Let the hold last (again), and drop rows of its slice that were read and not begun."""
-        self.record, self.open = record, False
-        if self.live is not None:
-            self.live.suspend()
+    def _places(self) -> list[int]:
+        """Return the times of tasks that were read from its slice and wait in their lane."""
+        return [] if self.lane is None or self.live is None else self.lane.places_of(self.live)
 
-    def end(self) -> None:
-        self.open = True
-        if self.live is not None and self.live.suspended:
-            self.live.resume()
+    def has_plenty(self) -> bool:
+        """Return True if enough tasks of its slice wait in their lane: no more have to be read yet."""
+        barrier_ms = self.barrier_ms()
+        return self.live is not None and sum(at < barrier_ms for at in self._places()) > self.live.kept // 4
 
-
-class Holds:
-    """The holds of one partition, and the tasks to be moved into their slices."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[str, Hold] = {}
-        self.by_place: dict[Slice, Hold] = {}
-        self.waiting: dict[str, dict[Hold, None]] = {}
-        """Holds that last as long as a holder is closed, by the key that the holder gave them."""
-        self.to_find: dict[Hold, None] = {}
-        """Holds that have ended and whose slices are not in memory."""
-        self.ended: dict[str, int] = {}
-        """Names of dropped hold slices, and when they were dropped: their records are kept as long as the ids."""
-        self._moves: list[tuple[Flight, Hold]] = []
-        self._latest_ms = 0
-        self.records: dict[str, bytes] = {}
-        """Records that are still to be written, by slice name."""
-
-    def __iter__(self) -> Iterator[Hold]:
-        return iter(list(self.by_key.values()))
-
-    @property
-    def has_outcomes(self) -> bool:
-        return bool(self._moves or self.records)
-
-    @property
-    def under_way(self) -> int:
-        """Tasks to be moved into hold slices that no commit has taken yet."""
-        return len(self._moves)
-
-    def of_lane(self, lane: str) -> Hold | None:
-        return self.by_key.get(LANE + lane)
-
-    def make(self, record: HoldRecord, now_ms: int) -> Hold:
-        """Close and return the hold with this key; make a new one with a new slice if there is none."""
-        hold = self.by_key.get(record.key)
-        if hold is None or hold.closing:
-            # Each hold has its own slice, with a name that was never used before.
-            self._latest_ms = max(now_ms, self._latest_ms + 1)
-            hold = self.add(Hold(Slice.held_since(self._latest_ms), record))
-        elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
-            return hold
-        else:
-            record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
-        self.close(hold, record)
-        self.records[hold.place.name] = record.encode()
-        return hold
-
-    def add(self, hold: Hold) -> Hold:
-        self.by_key[hold.record.key] = self.by_place[hold.place] = hold
-        return hold
-
-    def close(self, hold: Hold, record: HoldRecord) -> None:
-        self.stop_waiting(hold)
-        self.to_find.pop(hold, None)
-        hold.close(record)
-        if record.cause not in (RETRY, PARKED):
-            self.waiting.setdefault(record.cause, {})[hold] = None
-
-    def stop_waiting(self, hold: Hold) -> None:
-        """Note that no holder has to open for this hold any more."""
-        some = self.waiting.get(hold.record.cause, {})
-        some.pop(hold, None)
-        if not some:
-            self.waiting.pop(hold.record.cause, None)
-
-    def end(self, hold: Hold) -> None:
-        self.stop_waiting(hold)
-        hold.end()
-        if hold.live is None:
-            self.to_find[hold] = None
-
-    def remove(self, hold: Hold) -> None:
-        """Remove a hold whose slice is gone. Another hold may have its key by now."""
-        self.stop_waiting(hold)
-        self.to_find.pop(hold, None)
-        self.by_place.pop(hold.place, None)
-        if self.by_key.get(hold.record.key) is hold:
-            del self.by_key[hold.record.key]
-
-    # -- moving in -------------------------------------------------------------------------------------------
-
-    def move(self, flight: Flight, hold: Hold) -> None:
-        """Move a task into the slice of the hold with the next commit. The row must not have been begun."""
-        flight.live.held.add(flight.index)  # another pass over its list must not take it again
-        self._moves.append((flight, hold))
-        hold.pending += 1
-
-    def known(self, place: Slice) -> None:
-        """Note that a slice exists or existed: new holds get later names."""
-        self._latest_ms = max(self._latest_ms, place.since_ms)
-
-    def take_moves(self, most: int, needed: Set[str] = frozenset()) -> "TakenMoves":
-        """Take some pending moves, settled in their slices; drop those whose slice is being read again.
-
-        With them go the records of the hold slices named in `needed`: tasks come there too.
-        """
-        some: list[tuple[Flight, Hold]] = []
-        size = 0
-        for flight, hold in self._moves[:most]:
-            if size >= MOST_BYTES:
-                break
-            some.append((flight, hold))
-            size += len(flight.row)
-        del self._moves[: len(some)]
-        groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
-        for flight, hold in some:
-            if flight.live.forgotten:
-                hold.pending -= 1
-                continue
-            indexes, rows = groups.setdefault((flight.live, hold), ([], []))
-            indexes.append(flight.index)
-            rows += (flight.index, flight.mark, row_in(hold.place, hold.from_ms, flight))
-        moves = []
-        for (live, hold), (indexes, rows) in groups.items():
-            head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
-            moves.append(Moves(live.keys, head, *live.move_out(indexes), hold.place, rows))
-        holds = {hold: 0 for _, hold in groups}
-        records = self._take_records(needed | {hold.place.name for hold in holds}, most)
-        for (_, hold), (indexes, _) in groups.items():
-            holds[hold] += len(indexes)
-        return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
-
-    def _take_records(self, needed: Set[str], most: int) -> list[tuple[str, bytes]]:
-        """Take the records of slices that receive tasks now, and some more."""
-        names = [name for name in self.records if name in needed]
-        names += islice((name for name in self.records if name not in needed), max(0, most - len(names)))
-        return [(name, self.records.pop(name)) for name in names]
+    def trim(self, live: LiveSlice, most: int) -> None:
+        """Keep at most `most` tasks of its slice in memory, including those that wait in the lane."""
+        waiting = self._places()
+        room = max(0, most - len(waiting))
+        if live.waiting > room:
+            # Keep some of the earliest rows even if memory is full: one of them is due next.
+            first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
+            live.trim(most // 2 + 1 if first else room)
 
 
 class TakenMoves(NamedTuple):
+    """Moves on their way to the server."""
+
     moves: list[Moves]
     records: list[tuple[str, bytes]]
-    holds: dict[Hold, int]
+    holds: Counter[Hold]
     """How many tasks are moved into each."""
     lives: list[LiveSlice]
 
@@ -291,9 +91,9 @@ class TakenMoves(NamedTuple):
                 hold.live.unread = True
 
 
-def row_in(place: Slice, from_ms: int, flight: Flight) -> bytes:
+def row_in(place: Slice, flight: Flight) -> bytes:
     """Return the entry of a task for a hold slice: the same entry at another offset."""
-    offset = flight.place_ms - from_ms
+    offset = flight.place_ms - place.from_ms
     if 0 <= offset < HOLD_MS:
         return b"%b%c%b" % (offset.to_bytes(4, "big"), _flags(flight), flight.row[5:])
     return row_of(place, flight, msgspec.structs.replace(flight.body, due_ms=flight.due_ms))
@@ -307,50 +107,6 @@ def row_of(place: Slice, flight: Flight, body: Body) -> bytes:
 
 def _flags(flight: Flight) -> int:
     return INDEXED | (IN_LANE if flight.body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
-
-
-# Moving a task into a hold slice costs the server far more than delivering it. So held tasks are first queued in
-# memory, which costs nothing, and moved a few at a time. If their hold ends before that, they just become due again.
-
-
-class SpillQueue:
-    """Held tasks in memory that are still to be moved into hold slices, by the keys of their holds, oldest first."""
-
-    def __init__(self, holders: Holders) -> None:
-        self._holders = holders
-        self._waiting: dict[str, deque[Flight]] = {}
-        self.count = 0
-
-    def add(self, key: str, flight: Flight) -> None:
-        flight.live.held.add(flight.index)  # another pass over its list must not take it again
-        self._waiting.setdefault(key, deque()).append(flight)
-        self.count += 1
-
-    def take(self, most: int, move: Callable[[str, list[Flight]], None]) -> int:
-        """Move some tasks; return how many were examined."""
-        looked_at = 0
-        for key in list(self._waiting):
-            waiting = self._waiting[key]
-            if self._holders.room(key) is None and not self._holders.is_closed(key):
-                looked_at += len(waiting)
-                self._step_back(waiting)
-                waiting.clear()
-            else:
-                some = [waiting.popleft() for _ in range(min(len(waiting), most - looked_at))]
-                looked_at += len(some)
-                move(key, [flight for flight in some if not flight.live.forgotten])
-            if not waiting:
-                del self._waiting[key]
-            if looked_at >= most:
-                break
-        self.count -= looked_at
-        return looked_at
-
-    def _step_back(self, flights: "deque[Flight]") -> None:
-        """Make tasks due again in their slices: they are no longer held."""
-        for live, run in groupby(flights, key=lambda flight: flight.live):
-            if not live.forgotten:
-                live.step_back((flight.key, flight.row) for flight in run)
 
 
 FEW_BEHIND: Final = 32
@@ -379,208 +135,315 @@ def _due_ms(flight: Flight) -> float:
 
 
 class HoldPolicy:
-    """Decides which tasks of a partition are held. Tasks of a lane wait under the hold of the lane, for any cause."""
+    """Decides which tasks of a partition are held. Tasks of a lane wait under the hold of the lane, for any cause.
 
-    lanes: "Lanes"
+    Moving a task into a hold slice costs the server far more than delivering it. So held tasks first step aside in
+    memory, which costs nothing, and are moved a few at a time. If their hold ends before that, they become due again.
+    """
 
-    def __init__(self, holders: Holders) -> None:
-        self.holders = holders
-        self.holds = Holds()
+    def __init__(self, flow: Flow, lanes: Lanes) -> None:
+        self.flow = flow
+        self.lanes = lanes
+        self._by_key: dict[str, Hold] = {}
+        """Holds of tasks without lanes; the others hang on their lanes."""
+        self.by_place: dict[Slice, Hold] = {}
+        self._waiting: dict[str, dict[Hold, None]] = {}
+        """Closed holds, by the key for which there has to be room again."""
+        self._to_find: dict[Hold, None] = {}
+        """Holds that have ended and whose slices are not in memory."""
         self._to_look_at: list[Hold] = []
-        self.spill_queue = SpillQueue(holders)
+        self.ended: dict[str, int] = {}
+        """Names of dropped hold slices, and when they were dropped: their records are kept as long as the ids."""
+        self._latest_ms = 0
+        """When the latest hold began: no two slices may have one name."""
+        self.records: dict[str, bytes] = {}
+        """Records that are still to be written, by slice name."""
+        self._aside: dict[str, deque[Flight]] = {}
+        """Held tasks in memory that are still to be moved, by the keys under which they wait, oldest first."""
+        self.aside = 0
+        self._moves: deque[tuple[Flight, Hold]] = deque()
+        """Tasks to be moved with the next commits."""
 
     @property
     def has_outcomes(self) -> bool:
-        return self.holds.has_outcomes
-
-    def take_moves(self, most: int, needed: Set[str]) -> TakenMoves:
-        return self.holds.take_moves(most, needed)
+        return bool(self._moves or self.records)
 
     @property
     def to_move(self) -> bool:
         """True if held tasks are in memory and may have to be moved."""
-        return bool(self.spill_queue.count or self.lanes.crowded)
+        return bool(self.aside or self.lanes.crowded)
 
     @property
     def standing(self) -> int:
         """Number of tasks that are in memory only until they are moved. While there are many, no more are read."""
-        return self.spill_queue.count + self.holds.under_way
+        return self.aside + len(self._moves)
 
-    def barrier_ms(self, lane: str) -> float:
-        hold = self.holds.of_lane(lane)
-        return inf if hold is None else hold.barrier_ms()
+    # -- holds -----------------------------------------------------------------------------------------------
 
-    # -- into hold slices ----------------------------------------------------------------------------------
+    def make(self, record: HoldRecord, now_ms: int) -> Hold:
+        """Close and return the hold with this key; make a new one with a new slice if there is none."""
+        lane = None if record.lane is None else self.lanes.of(record.lane)
+        hold = self._by_key.get(record.key) if lane is None else lane.hold
+        if hold is None or hold.closing:
+            # Each hold has its own slice, with a name that was never used before.
+            self._latest_ms = max(now_ms, self._latest_ms + 1)
+            hold = self._add(Hold(Slice.held_since(self._latest_ms), record, lane))
+        elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
+            return hold
+        else:
+            record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
+        self._close(hold, record)
+        self.records[hold.place.name] = record.encode()
+        return hold
+
+    def _add(self, hold: Hold) -> Hold:
+        self.by_place[hold.place] = hold
+        if hold.lane is None:
+            self._by_key[hold.record.key] = hold
+        else:
+            hold.lane.hold = hold
+        return hold
+
+    def _close(self, hold: Hold, record: HoldRecord) -> None:
+        """Let the hold last (again), and drop rows of its slice that were read and not begun."""
+        self._unlist(hold)
+        hold.record, hold.open = record, False
+        if hold.live is not None:
+            hold.live.suspend()
+        if record.cause not in (RETRY, PARKED):
+            self._waiting.setdefault(record.cause, {})[hold] = None
+
+    def _end(self, hold: Hold) -> None:
+        self._unlist(hold)
+        hold.open = True
+        if hold.live is None:
+            self._to_find[hold] = None
+        elif hold.live.suspended:
+            hold.live.resume()
+
+    def _unlist(self, hold: Hold) -> None:
+        """Forget what the hold waits for: room, or to be found."""
+        self._to_find.pop(hold, None)
+        some = self._waiting.get(hold.record.cause, {})
+        some.pop(hold, None)
+        if not some:
+            self._waiting.pop(hold.record.cause, None)
+
+    def _record(self, key: str, cause: str, now_ms: int) -> HoldRecord:
+        why = self.flow.why(cause)
+        return HoldRecord(key, cause, now_ms, why.reason, why.who, why.until_ms, code=why.code)
+
+    # -- tasks without lanes ---------------------------------------------------------------------------------
 
     def sort_out(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Return the tasks (without lanes) that may go out now, and hold back the others."""
-        paced = any(live.pace is not None for live in set(map(_LIVE, flights)))
-        governed = {target for target in set(map(_TARGET, flights)) if paced or self.holders.governs(target)}
-        if not governed:
+        before_ms = now_ms - self.flow.overdue_after_ms
+        overdue = repeat(False) if before_ms == -inf else (_due_ms(flight) < before_ms for flight in flights)
+        kinds = list(zip(map(_TARGET, flights), overdue, strict=False))
+        refused: dict[tuple[str, bool], str] = {}
+        admitted: dict[tuple[str, bool], int] = {}
+        for kind, wanted in Counter(kinds).items():
+            target, is_overdue = kind
+            admitted[kind], key = self.flow.admit(target, None, wanted, overdue=is_overdue)
+            if key:
+                refused[kind] = key
+        if not refused:
             return flights
         leaving = []
-        # A target that was refused once is refused for the rest of this call: there may be thousands of tasks.
-        refused: dict[str, str] = {}
-        overdue_ms = -inf
-        for flight in flights:
-            target, due_ms = flight.body.target, _due_ms(flight)
-            if target not in governed or flight.live.to_redo(flight.index):
+        for flight, kind in zip(flights, kinds, strict=True):
+            # A task begun by a former owner may have been delivered: it goes out again even if it is held now.
+            if kind not in refused or flight.live.to_redo(flight.index):
                 leaving.append(flight)
-                continue
-            key = (
-                CATCH_UP if due_ms <= overdue_ms else refused.get(target) or self.holders.hold_for(target, None, due_ms)
-            )
-            if key is None:
+            elif admitted[kind]:
+                admitted[kind] -= 1
                 leaving.append(flight)
-                continue
-            if key == CATCH_UP:
-                overdue_ms = max(overdue_ms, due_ms)
             else:
-                refused[target] = key
-            self._hold_back(flight, key, now_ms)
+                self._hold_back(flight, refused[kind], now_ms)
         return leaving
 
     def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
-        own = self.holds.by_key.get(key)
+        own = self._by_key.get(key)
         if own is None or own.live is not flight.live:
-            self.spill_queue.add(key, flight)
+            flight.live.held.add(flight.index)  # another pass over its list must not take it again
+            self._aside.setdefault(key, deque()).append(flight)
+            self.aside += 1
         elif own.open and self._hold_of(key, now_ms).open:
             flight.live.put_back([flight.key])
         # Otherwise its row was released when its hold closed, and stays in the hold slice.
 
-    def spill(self, most: int, now_ms: int) -> int:
-        """Queue some held tasks for the next commits to move; return how many were examined."""
-        if self.holds.under_way >= MOST_UNDER_WAY:
-            return 0
-        looked_at = self._spill_queued(most, now_ms) if self.spill_queue.count else 0
-        return looked_at + self.spill_lanes(now_ms, most - looked_at)
-
-    def _spill_queued(self, most: int, now_ms: int) -> int:
-        """Move some tasks of the spill queue into hold slices with the next commit."""
-
-        def move(key: str, flights: list[Flight]) -> None:
-            hold = self._hold_of(key, now_ms) if flights else None
-            for flight in flights:
-                if hold is not None:
-                    self.holds.move(flight, hold)
-
-        return self.spill_queue.take(most, move)
-
     def _hold_of(self, key: str, now_ms: int) -> Hold:
-        why = self.holders.why(key)
-        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
-        own = self.holds.by_key.get(key)
-        if own is None or not own.open or own.closing or self.holders.room(key) is None:
-            return self.holds.make(record, now_ms)
+        own = self._by_key.get(key)
+        if own is None or not own.open or own.closing or not is_gradual(key):
+            return self.make(self._record(key, key, now_ms), now_ms)
         # Its tasks go out gradually: do not close it because others join them.
         self._refresh_record(own)
         return own
 
     def _refresh_record(self, hold: Hold) -> None:
         """Keep the reason of a hold up to date, so that `explain` reports the present state of a breaker."""
-        why = self.holders.why(hold.record.cause)
+        why = self.flow.why(hold.record.cause)
         if hold.closing or (not why.code and not (hold.record.code and hold.open)):
             return  # nothing but a receiver's state changes while its tasks wait
         fresh = msgspec.structs.replace(hold.record, reason=why.reason, until_ms=why.until_ms, code=why.code)
         if fresh != hold.record:
             hold.record = fresh
-            self.holds.records[hold.place.name] = fresh.encode()
+            self.records[hold.place.name] = fresh.encode()
 
-    def takes(self, lane: str, flight: Flight) -> bool:
+    # -- into hold slices ------------------------------------------------------------------------------------
+
+    def spill(self, most: int, now_ms: int) -> int:
+        """Queue some held tasks for the next commits to move; return how many were examined."""
+        if len(self._moves) >= MOST_UNDER_WAY:
+            return 0
+        looked_at = self._spill_aside(most, now_ms) if self.aside else 0
+        return looked_at + self.spill_lanes(now_ms, most - looked_at)
+
+    def _spill_aside(self, most: int, now_ms: int) -> int:
+        looked_at = 0
+        for key, flights in list(self._aside.items()):
+            if looked_at >= most:
+                break
+            if self.flow.room(key) == inf:
+                looked_at += len(flights)
+                for live, run in groupby(flights, key=_LIVE):
+                    if not live.forgotten:
+                        live.step_back((flight.key, flight.row) for flight in run)
+                flights.clear()
+            else:
+                some = [flights.popleft() for _ in range(min(len(flights), most - looked_at))]
+                looked_at += len(some)
+                if known := [flight for flight in some if not flight.live.forgotten]:
+                    hold = self._hold_of(key, now_ms)
+                    for flight in known:
+                        self.move(flight, hold)
+            if not flights:
+                del self._aside[key]
+        self.aside -= looked_at
+        return looked_at
+
+    def move(self, flight: Flight, hold: Hold) -> None:
+        """Move a task into the slice of the hold with the next commit. The row must not have been begun."""
+        flight.live.held.add(flight.index)  # another pass over its list must not take it again
+        self._moves.append((flight, hold))
+        hold.pending += 1
+
+    def take_moves(self, most: int, needed: Set[str] = frozenset()) -> TakenMoves:
+        """Take some pending moves, settled in their slices; drop those whose slice is being read again.
+
+        With them go the records of the hold slices that receive tasks: these, and those named in `needed`.
+        """
+        groups: dict[tuple[LiveSlice, Hold], list[Flight]] = {}
+        size = 0
+        for _ in range(min(most, len(self._moves))):
+            if size >= MOST_BYTES:
+                break
+            flight, hold = self._moves.popleft()
+            size += len(flight.row)
+            if flight.live.forgotten:
+                hold.pending -= 1
+            else:
+                groups.setdefault((flight.live, hold), []).append(flight)
+        moves, holds = [], Counter[Hold]()
+        for (live, hold), flights in groups.items():
+            head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
+            rows = [part for one in flights for part in (one.index, one.mark, row_in(hold.place, one))]
+            moves.append(Moves(live.keys, head, *live.move_out([one.index for one in flights]), hold.place, rows))
+            holds[hold] += len(flights)
+        needed = needed | {hold.place.name for hold in holds}
+        names = [name for name in self.records if name in needed]
+        names += islice((name for name in self.records if name not in needed), max(0, most - len(names)))
+        records = [(name, self.records.pop(name)) for name in names]
+        return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def takes(self, name: str, flight: Flight) -> bool:
         """Move a task straight into the hold slice of its stalled lane, if there is one; return True if so."""
-        hold = self.holds.of_lane(lane) if self.holds.by_key else None
-        if hold is None or hold.open or hold.closing or hold.live is flight.live or not self.lanes.is_closed(lane):
+        lane = self.lanes.get(name)
+        hold = None if lane is None else lane.hold
+        if lane is None or hold is None or hold.open or hold.closing or hold.live is flight.live or not lane.is_closed:
             return False
-        head = None if lane in self.lanes.held_by else self.lanes.waits_for(lane)
-        if flight.is_retry_of(head) or flight.live.to_redo(flight.index):
+        is_head = flight.is_retry_of(lane.waits_for)
+        if (is_head and lane.gate is None) or flight.live.to_redo(flight.index):
             return False
-        hold.has_head = hold.has_head or flight.is_retry_of(self.lanes.waits_for(lane))
-        self.holds.move(flight, hold)
+        hold.has_head = hold.has_head or is_head
+        self.move(flight, hold)
         return True
 
-    def may_leave(self, lane: str, flight: Flight) -> bool:
+    def may_leave(self, lane: Lane, flight: Flight, now_ms: float) -> bool:
         """Return True if the next task of a lane may leave. If it has to wait, the whole lane waits."""
-        hold = self.holds.of_lane(lane)
         # A task that was held for another reason is not overdue because of it.
-        behind = not flight.live.slice.is_hold or (hold is not None and hold.record.cause == CATCH_UP)
-        key = self.holders.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
-        if key is not None:
+        behind = not flight.live.slice.is_hold or (lane.hold is not None and lane.hold.record.cause == CATCH_UP)
+        overdue = behind and flight.place_ms < now_ms - self.flow.overdue_after_ms
+        _, key = self.flow.admit(flight.body.target, lane.name, overdue=overdue)
+        if key:
             self.lanes.hold_up(lane, key)
-        return key is None
+        return not key
 
     def spill_lanes(self, now_ms: int, most: int = MOST_UNDER_WAY) -> int:
         """Move tasks out of stalled lanes if they are many or the stall is long. Some lanes at a time: thousands may
         have stalled at once."""
-        before, looked_at = self.holds.under_way, 0
+        before, looked_at = len(self._moves), 0
         while self.lanes.crowded and before < MOST_UNDER_WAY and looked_at < most:
             self._spill_lane(self.lanes.crowded.pop(), now_ms)
-            looked_at += 1 + self.holds.under_way - before
-            before = self.holds.under_way
+            looked_at += 1 + len(self._moves) - before
+            before = len(self._moves)
         return looked_at
 
-    def _spill_lane(self, lane: str, now_ms: int) -> None:
-        hold = self.holds.of_lane(lane)
-        if hold is not None and hold.closing:
-            hold = None  # all tasks in its slice are done
-        behind = self.lanes.number_behind(lane, None if hold is None else hold.live)
-        if not self.lanes.is_closed(lane):
-            large = self.lanes.is_full and self.lanes.bytes_behind(lane) > FEW_BYTES
-            if large or (behind > FEW_BEHIND and (hold is not None or self.lanes.is_full)):
-                # Tasks arrive faster than the earlier ones leave. In the hold slice they keep their order.
-                self._move_behind(lane, hold or self._open_hold(lane, now_ms))
+    def _spill_lane(self, lane: Lane, now_ms: int) -> None:
+        hold = None if lane.hold is None or lane.hold.closing else lane.hold  # a closing one takes no more tasks
+        behind = lane.number_behind
+        if lane.is_closed:
+            long = lane.until_ms - now_ms > LONG_WAIT_MS
+            if hold is not None or lane.gate is not None or behind > FEW_BEHIND or (long and behind):
+                self._move_behind(lane, self.make(self._lane_record(lane, now_ms), now_ms))
             return
-        long = self.lanes.until.get(lane, 0) - now_ms > LONG_WAIT_MS
-        if hold is not None or lane in self.lanes.held_by or behind > FEW_BEHIND or (long and behind):
-            self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms))
+        large = self.lanes.is_full and lane.bytes_behind > FEW_BYTES
+        if large or (behind > FEW_BEHIND and (hold is not None or self.lanes.is_full)):
+            # Tasks arrive faster than the earlier ones leave. In an open hold they keep their order, and are read
+            # again, a window at a time.
+            if hold is None:
+                hold = self.make(self._lane_record(lane, now_ms), now_ms)
+                self._end(hold)
+            self._move_behind(lane, hold)
 
-    def _open_hold(self, lane: str, now_ms: int) -> Hold:
-        """Open a hold for tasks behind a head in flight: they are read again, a window at a time."""
-        hold = self.holds.make(self._record(lane, now_ms), now_ms)
-        self.holds.end(hold)
-        return hold
-
-    def _move_behind(self, lane: str, hold: Hold) -> None:
+    def _move_behind(self, lane: Lane, hold: Hold) -> None:
         # Even if the head is in flight: a failed head that got another time may be begun at its old place, is dropped
         # there, and the lane waits for the one that is moved here.
-        head = self.lanes.head_of(lane)
-        for flight in self.lanes.take_behind(lane, hold.live):
-            hold.has_head = hold.has_head or flight.idh == head
-            self.holds.move(flight, hold)
+        for flight in self.lanes.take_behind(lane):
+            hold.has_head = hold.has_head or flight.idh == lane.head
+            self.move(flight, hold)
 
-    def _record(self, lane: str, now_ms: int) -> HoldRecord:
-        key = self.lanes.held_by.get(lane)
-        if key is None:
-            known = self.holds.of_lane(lane)
-            parked = known is not None and known.record.cause == PARKED and known.has_head
-            if parked and known is not None:
-                return known.record
-            return HoldRecord(LANE + lane, RETRY, now_ms)
-        why = self.holders.why(key)
-        return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
+    def _lane_record(self, lane: Lane, now_ms: int) -> HoldRecord:
+        if lane.gate is not None:
+            return self._record(LANE + lane.name, lane.gate, now_ms)
+        if lane.hold is not None and lane.hold.record.cause == PARKED and lane.hold.has_head:
+            return lane.hold.record
+        return HoldRecord(LANE + lane.name, RETRY, now_ms)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
         """Park a lane until it is resumed by hand."""
-        return self.holds.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
+        return self.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
 
-    def head_stands(self, lane: str, *, inside: bool) -> None:
-        """Note whether the failed head of a lane waits in the hold slice of the lane or in the timeline."""
-        hold = self.holds.of_lane(lane)
-        if hold is not None:
-            hold.has_head = inside
+    def lane_is_free(self, name: str) -> None:
+        """End the hold of a lane whose head is settled."""
+        lane = self.lanes.of(name)
+        if lane.hold is not None and not lane.hold.open and lane.gate is None:
+            self._end_if_over(lane.hold)
 
-    # -- moving out ------------------------------------------------------------------------------------------
+    # -- out of hold slices ----------------------------------------------------------------------------------
 
     def look_again(self, lanes: int) -> bool:
-        """End the holds whose holders have opened, of at most `lanes` lanes. Return True if more could be ended."""
+        """End the holds for which there is room again, of at most `lanes` lanes. Return True if more could be ended."""
         more = False
-        for cause, some in list(self.holds.waiting.items()):
-            own = self.holds.by_key.get(cause)  # the hold of all tasks without lanes
+        for cause, some in list(self._waiting.items()):
+            own = self._by_key.get(cause)  # the hold of all tasks without lanes
             first = [own] if own is not None and own in some else []
-            for hold in (*first, *islice(some, max(0, lanes))):
+            for hold in dict.fromkeys((*first, *islice(some, max(0, lanes)))):
                 if self._still_held(hold):
                     break  # the others are held by the same cause
                 lanes -= hold is not own
-                self.holds.stop_waiting(hold)
+                self._unlist(hold)
                 self._end_if_over(hold)
             else:
                 more = more or bool(some)
@@ -589,63 +452,57 @@ class HoldPolicy:
     def look_at_some(self, most: int = SOME_LANES) -> None:
         """Check some holds, whatever they wait for; repeated calls cover all of them."""
         if not self._to_look_at:
-            self._to_look_at = list(self.holds)
+            self._to_look_at = list(self.by_place.values())
         some, self._to_look_at = self._to_look_at[:most], self._to_look_at[most:]
         for hold in some:
-            known = self.holds.by_place.get(hold.place) is hold
-            if known and not hold.open and not self._still_held(hold):
-                self._end_if_over(hold)
-            if known:
+            if self.by_place.get(hold.place) is hold:
+                if not hold.open and not self._still_held(hold):
+                    self._end_if_over(hold)
                 self._refresh_record(hold)
-
-    def lane_is_free(self, lane: str) -> None:
-        """End the hold of a lane whose head is settled."""
-        hold = self.holds.of_lane(lane) if self.holds.by_key else None
-        if hold is not None and not hold.open and lane not in self.lanes.held_by:
-            self._end_if_over(hold)
 
     def _still_held(self, hold: Hold) -> bool:
         if hold.lane is None:
-            return self.holders.is_closed(hold.record.key)
-        key = self.lanes.held_by.get(hold.lane)
-        if key is None:
+            return self.flow.room(hold.record.key) < 1
+        if hold.lane.gate is None:
             return False
-        if not self.holders.may_open(key):
+        if not self.flow.may_open(hold.lane.gate):
             return True
         self.lanes.release(hold.lane)
         return False
 
     def _end_if_over(self, hold: Hold) -> None:
-        waits = hold.lane is not None and self.lanes.waits_for(hold.lane) is not None
+        waits = hold.lane is not None and hold.lane.waits_for is not None
         if not waits or (hold.has_head and hold.record.cause != PARKED):
-            self.holds.end(hold)
+            self._end(hold)
 
-    def to_find(self, lanes: int) -> list[Hold]:
-        """Return ended holds whose slices are not in memory, of at most `lanes` lanes."""
-        ended = [hold for hold in self.holds.to_find if not hold.pending]
-        return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
+    def to_find(self, lanes: int) -> tuple[list[Hold], bool]:
+        """Return ended holds whose slices are not in memory, of at most `lanes` lanes, and whether there are more."""
+        ended = [hold for hold in self._to_find if not hold.pending]
+        some = [hold for hold in ended if hold.lane is None]
+        some += islice((hold for hold in ended if hold.lane is not None), max(0, lanes))
+        return some, len(some) < len(self._to_find)
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Set the slice of a hold; None if there is none because every task to be moved had been cancelled."""
         hold.live = live
-        self.holds.to_find.pop(hold, None)
-        if live is not None and hold.lane is None:
-            live.pace = hold.record.key
+        self._to_find.pop(hold, None)
         if live is None:
-            self.holds.records[hold.place.name] = b""
+            self.records[hold.place.name] = b""
             self.gone(hold.place)
+        elif is_gradual(hold.record.key):
+            live.pace = hold.record.key
 
     def forget(self, live: LiveSlice) -> None:
         """Forget a slice that is read again, or gone."""
-        hold = self.holds.by_place.get(live.slice)
+        hold = self.by_place.get(live.slice)
         if hold is not None and hold.live is live:
             hold.live = None
             if hold.open:
-                self.holds.to_find[hold] = None
+                self._to_find[hold] = None
 
     def may_drop(self, place: Slice) -> HoldRecord | None:
         """Return the record to keep when the hold's slice, in which all is done, is dropped; None if it must stay."""
-        hold = self.holds.by_place.get(place)
+        hold = self.by_place.get(place)
         if hold is None:
             return HoldRecord("")
         if not hold.open or hold.pending:
@@ -654,36 +511,41 @@ class HoldPolicy:
         return hold.record
 
     def gone(self, place: Slice, now_ms: int | None = None) -> None:
-        """Note that the slice of a hold is dropped."""
-        hold = self.holds.by_place.get(place)
+        """Note that the slice of a hold is dropped. Another hold may have its key by now."""
+        hold = self.by_place.pop(place, None)
         if hold is not None:
-            self.holds.remove(hold)
+            self._unlist(hold)
             if hold.lane is not None:
+                hold.lane.hold = None if hold.lane.hold is hold else hold.lane.hold
                 self.lanes.woken.add(hold.lane)
+            elif self._by_key.get(hold.record.key) is hold:
+                del self._by_key[hold.record.key]
         if now_ms is not None:
-            self.holds.ended[place.name] = now_ms
+            self.ended[place.name] = now_ms
 
-    # -- taking over ---------------------------------------------------------------------------------------
+    # -- taking over -----------------------------------------------------------------------------------------
 
     def inherit(self, inherited: Inherited) -> None:
         """Resume the holds of the former owner. For a slice without a record, its tasks show why they wait."""
-        self.holds.ended = dict(inherited.ended)
-        for place in (*inherited.slices, *map(Slice.parse, inherited.ended)):
-            self.holds.known(place)
-        for lane, head in inherited.heads.items():
-            self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
+        self.ended = dict(inherited.ended)
+        places = (*inherited.slices, *map(Slice.parse, inherited.ended))
+        self._latest_ms = max((place.since_ms for place in places), default=0)
+        for name, failed in inherited.heads.items():
+            self.lanes.wait(name, failed.idh, since_ms=failed.since_ms)
         for known in filter(None, inherited.slices.values()):
-            self.holders.inherited(known)
+            self.flow.inherited(known)
+        taken: set[str] = set()
         for place, record in inherited.slices.items():
-            hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
-            if hold.record.key in self.holds.by_key:  # an earlier hold, in which all is done
-                hold.record = HoldRecord(f"lost:{place.name}", since_ms=place.since_ms)
-            self.holds.add(hold)
-            self.holds.close(hold, hold.record)
-            if hold.lane is not None:
-                hold.has_head = hold.lane in inherited.heads_inside
-                if self.holders.is_closed(hold.record.cause) or self.holders.room(hold.record.cause) is not None:
+            if record is None or record.key in taken:  # lost, or an earlier hold, in which all is done
+                record = HoldRecord(f"lost:{place.name}", since_ms=place.since_ms)
+            taken.add(record.key)
+            lane = None if record.lane is None else self.lanes.of(record.lane)
+            hold = self._add(Hold(place, record, lane))
+            self._close(hold, record)
+            if lane is not None:
+                hold.has_head = lane.name in inherited.heads_inside
+                if self.flow.room(record.cause) < inf:
                     # With some room, as many lanes continue as fit: `may_open` counts them.
-                    self.lanes.hold_up(hold.lane, hold.record.cause)
+                    self.lanes.hold_up(lane, record.cause)
         self.look_again(SOME_LANES)
         self.look_at_some()

@@ -12,7 +12,7 @@ from ..model.errors import StoreError, Unavailable
 from ..store import members
 from ..store.owner import holds, leases
 from ..store.store import Store
-from .holds import Holders
+from .flow import Flow
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -39,11 +39,11 @@ class Keeper:
         node: str,
         lease_s: float,
         changed: Callable[[], None],
-        holders: Holders | None = None,
+        flow: Flow,
     ) -> None:
         self._store = store
         self._owned = owned
-        self._holders = holders or Holders()
+        self._flow = flow
         self._changed = changed
         # Unique per process: a second one with the same configured name must not pass for this one.
         self.owner = f"{node}/{secrets.token_hex(4)}"
@@ -177,9 +177,9 @@ class Keeper:
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
         """Begin to use a partition that was granted. One that cannot be read is released by the next step."""
-        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._holders)
+        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._flow)
         try:
-            partition.hold_policy.inherit(await holds.inherit(self._store, number))
+            partition.inherit(await holds.inherit(self._store, number))
         except StoreError as error:
             return error
         self._owned[number] = partition
@@ -267,8 +267,7 @@ class Keeper:
     def _forget(self, partition: Partition) -> None:
         if self._owned.get(partition.number) is partition:
             del self._owned[partition.number]
-        for live in partition.slices.values():
-            live.forgotten = True
+        partition.give_up()
 
     async def release(self) -> None:
         """Release at once all remaining partitions, and those granted while the loop was being stopped."""

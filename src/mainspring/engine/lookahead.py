@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -17,8 +18,10 @@ from ..store.owner import holds, read
 from ..store.owner.holds import Standing
 from ..store.owner.read import Listed
 from ..store.store import Store
+from .flow import Flow
 from .holds import Hold
 from .keeper import Keeper
+from .lanes import Lane
 from .partition import Partition
 from .slice import LiveSlice
 
@@ -58,14 +61,14 @@ class Room:
         self._owned = owned
         self.tasks = reach.tasks
         """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
-        self.flights: int | None = None
-        """Tasks that may be in flight, estimated from the size of those in flight now; None if there are none."""
+        self.flights: float = inf
+        """Tasks that may be in flight, estimated from the size of those in flight now; infinite if there are none."""
 
     def measure(self) -> None:
         rows = out = decoded = slots = 0
         rows_bytes = decoded_bytes = out_bytes = 0.0
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 slots += len(live.queue.rows)
                 as_flight = 2 * live.row_bytes + FLIGHT_BYTES
                 # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
@@ -79,38 +82,13 @@ class Room:
                 out_bytes += live.out * as_flight
         self.tasks = self._reach.tasks
         if rows:
-            lanes = sum(partition.lanes.behind for partition in self._owned.values())
-            moving = sum(partition.hold_policy.standing for partition in self._owned.values())
+            lanes = sum(partition.behind for partition in self._owned.values())
+            moving = sum(partition.standing for partition in self._owned.values())
             a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
             # Tasks being moved into hold slices are already counted, but as rows.
             taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
             self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
-        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else None
-
-
-def _places(partition: Partition, live: LiveSlice) -> list[int]:
-    """Return the times of tasks that were read from this hold slice and wait in their lane."""
-    hold = partition.hold_policy.holds.by_place.get(live.slice)
-    return [] if hold is None or hold.lane is None else partition.lanes.places_of(hold.lane, live)
-
-
-def has_plenty(partition: Partition, live: LiveSlice) -> bool:
-    """Return True if enough tasks of this slice wait in their lane: no more have to be read yet."""
-    hold = partition.hold_policy.holds.by_place.get(live.slice)
-    if hold is None:
-        return False
-    barrier_ms = hold.barrier_ms()
-    return sum(place_ms < barrier_ms for place_ms in _places(partition, live)) > live.kept // 4
-
-
-def trim(partition: Partition, live: LiveSlice, most: int) -> None:
-    """Keep at most `most` tasks of a hold slice in memory, including those that wait in the lane."""
-    waiting = _places(partition, live)
-    room = max(0, most - len(waiting))
-    if live.waiting > room:
-        # Keep some of the earliest rows even if memory is full: one of them is due next.
-        first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
-        live.trim(most // 2 + 1 if first else room)
+        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else inf
 
 
 CHUNK_ROWS: Final = 1_000
@@ -133,115 +111,6 @@ LANE_WINDOW: Final = 64
 """Held tasks of a lane kept in memory, at least, when the lane continues; fewer if they are large."""
 
 
-class SliceReader:
-    """Reads rows of slices in chunks, for all partitions of a node."""
-
-    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, loops: Loops) -> None:
-        self._store = store
-        self._owned = owned
-        self._room = room
-        self._loops = loops
-        self._time_slice = TimeSlice(TIME_SLICE_S)
-        self.at_once = CHUNKS_AT_ONCE[0]
-        """Slices read together, adjusted by how many rows the last round brought."""
-        self._row_bytes = 0.0
-        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
-
-    def rows_of(self, live: LiveSlice, slices: int) -> int:
-        """Return how many rows to read from a slice when `slices` slices are read."""
-        few = CHUNKS_AT_ONCE[0]
-        # A few slices may be long: read less of each only if there are many.
-        together = max(few, min(self.at_once, slices))
-        most, least = FIRST_ROWS
-        if live.read_rows:
-            known = CHUNK_BYTES // max(1, int(live.row_bytes))
-        elif self._row_bytes:
-            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
-        else:
-            known = least
-        return max(1, min(CHUNK_ROWS * few // together, known))
-
-    async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
-        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
-        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
-        few, many = CHUNKS_AT_ONCE
-        self.at_once = max(few, self.at_once // 2) if rows > ROWS_AT_ONCE else min(many, self.at_once * 2)
-        failure = None
-        self._time_slice.begin()
-        for (live, chunk), answer in zip(chunks, answers, strict=True):
-            if isinstance(answer, StoreError):
-                failure = answer
-                continue
-            if self._time_slice.over:
-                self._time_slice.end()
-                await asyncio.sleep(0)
-                self._time_slice.begin()
-            if not live.forgotten and live.cursor == chunk.first:
-                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_again(live, gone=not answer.before)
-                else:
-                    self._take(live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
-        if with_stubs:
-            failure = await self._judge_stubs(with_stubs) or failure
-        self._loops.fire.wake()
-        if any(one.chains.asks for one in self._owned.values()):
-            self._loops.plan.wake()
-        if failure is not None:
-            raise failure
-
-    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
-        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
-        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
-        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
-        failure = None
-        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
-            if isinstance(bits, StoreError):
-                live.restart()
-                failure = bits
-                continue
-            partition = self._owned.get(live.partition)
-            if partition is not None and not live.forgotten:
-                live.judge_stubs(first, bits)
-                partition.took(live, time.monotonic())
-        return failure
-
-    def _read_again(self, live: LiveSlice, *, gone: bool) -> None:
-        """Read a slice again whose rows changed: a failover lost some of the rows read, and puts have come since.
-
-        Begin proves only the last row. If reading simply continued, the rows that replaced the lost ones would never be
-        seen, and would be marked as done with them.
-        """
-        if not gone:  # a slice that is gone was most likely dropped by this node
-            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
-        if live.partition in self._owned:
-            self._owned[live.partition].forget(live)
-
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.SliceRows, until_ms: int, *, full: bool) -> None:
-        if chunk.bitmaps:
-            live.load_bitmaps(answer.fired, answer.done)
-        live.unread = len(answer.rows) == chunk.rows
-        if not answer.rows:
-            return
-        live.open_window(until_ms)
-        live.absorb(answer.rows)
-        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
-        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
-        # although there is no room keeps what the next tick can use.
-        most = max(self._room.tasks // 2, 1)
-        if full:
-            most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
-        partition = self._owned.get(live.partition)
-        if live.slice.is_hold and live.has_lanes and partition is not None:
-            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
-            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
-            trim(partition, live, max(self._room.tasks // 64, window, 1))
-        elif live.waiting > most:
-            live.trim(most // 2 + 1)
-        if partition is not None:
-            partition.took(live, time.monotonic())
-
-
 HEADS_ASKED: Final = 256
 """Failed heads of a partition that are looked up at once."""
 
@@ -251,100 +120,6 @@ LANES_AT_ONCE: Final = 256
 have held thousands, and each has a slice to find, to read, to check in every tick and to drop."""
 
 LANES_SOON_S: Final = 0.02
-
-
-class HoldWatch:
-    """Part of the look-ahead: asks the server which holds and failed heads are over, and lets their tasks continue."""
-
-    def __init__(self, store: Store, owned: Mapping[int, Partition], loops: Loops) -> None:
-        self._store = store
-        self._owned = owned
-        self._loops = loops
-        self.more = False
-        """More holds can be reopened as soon as the current ones are done."""
-
-    async def free_lanes(self) -> StoreError | None:
-        """Free lanes whose failed head was cancelled, given up or replaced."""
-        asked = {}
-        for partition in self._owned.values():
-            partition.hold_policy.look_at_some()
-            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
-                asked[partition] = heads
-        if not asked:
-            return None
-        wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
-        answers, failure = await holds.head_places(self._store, wanted), None
-        moved: list[Standing] = []
-        for partition, heads in asked.items():
-            places = answers[partition.number]
-            if isinstance(places, StoreError):
-                failure = places
-                continue
-            standing = dict(zip(heads, places, strict=True))
-            self._free(partition, {lane: heads[lane] for lane, place in standing.items() if place is None})
-            moved += [
-                Standing(partition.number, lane, heads[lane], place)
-                for lane, place in standing.items()
-                if place is not None and place != partition.lanes.places.get(lane)
-            ]
-        return failure or await self._free_replaced(moved)
-
-    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
-        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
-        try:
-            gone = await holds.replaced_heads(self._store, heads) if heads else set()
-        except StoreError as failure:
-            return failure
-        for one in heads:
-            if (partition := self._owned.get(one.partition)) is None:
-                continue
-            if one in gone:
-                self._free(partition, {one.lane: one.idh})
-            else:
-                partition.lanes.stands(one.lane, one.idh, one.place)
-        return None
-
-    def _free(self, partition: Partition, gone: Mapping[str, bytes]) -> None:
-        if gone and partition.quiet and self._owned.get(partition.number) is partition:
-            for lane, idh in gone.items():
-                partition.head_is_gone(lane, idh)
-            self._loops.fire.wake()
-
-    async def open_ended(self) -> StoreError | None:
-        """Read the slices of holds that have ended, like any other slice."""
-        wanted: dict[Partition, list[Hold]] = {}
-        self.more = False
-        for partition in self._owned.values():
-            if partition.hold_policy.holds.by_key:
-                room = LANES_AT_ONCE - _coming_back(partition)
-                more = partition.hold_policy.look_again(room)
-                if found := partition.hold_policy.to_find(room):
-                    wanted[partition] = found
-                self.more |= more or len(found) < len(partition.hold_policy.holds.to_find)
-        if not wanted:
-            return None
-        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
-        answers, failure = await holds.scores(self._store, places), None
-        for partition, some in wanted.items():
-            scores = answers[partition.number]
-            if isinstance(scores, StoreError):
-                failure = scores
-                continue
-            lives = {
-                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
-                for hold, g in zip(some, scores, strict=True)
-                if hold.live is None and hold.open and not hold.pending
-            }
-            partition.add(*(live for live in lives.values() if live is not None))
-            for hold, live in lives.items():
-                partition.hold_policy.found(hold, live)
-        return failure
-
-
-def _coming_back(partition: Partition) -> int:
-    """Count hold slices that are being read and delivered, or wait to be dropped."""
-    return sum(place.is_hold and not live.suspended for place, live in partition.slices.items())
-
 
 SLICES_LISTED: Final = 256
 MOST_IN_LANES: Final = 2
@@ -370,36 +145,41 @@ class LookAhead:
         owned: dict[int, Partition],
         reach: Reach,
         keeper: Keeper,
+        flow: Flow,
         loops: Loops,
     ) -> None:
         self._store = store
         self._owned = owned
         self._reach = reach
         self._loops = loops
-        self._holds = HoldWatch(store, owned, loops)
         self._keeper = keeper
+        self._flow = flow
         self.accepted: dict[int, int] = {}
         """Highest count seen of each partition, owned now or before: it never falls unless the server loses data."""
+        self._more_held = False
+        """True if more holds can be reopened as soon as the current ones are done."""
         self.forgotten = 0
         """Accepted tasks that servers have lost since, in failovers, as far as they were counted before."""
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
         self.room = Room(reach, owned)
-        self._reader = SliceReader(store, owned, self.room, loops)
+        self._time_slice = TimeSlice(TIME_SLICE_S)
+        self._at_once = CHUNKS_AT_ONCE[0]
+        """Slices read together, adjusted by how many rows the last round brought."""
+        self._row_bytes = 0.0
+        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions that waited for the listing of this round."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
-        self.overdue_after_ms = inf
-        """Slices that ended longer ago than this are overdue: their tasks leave gradually."""
 
     @property
     def held(self) -> int:
         """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
         the arrival of others."""
-        behind = sum(partition.lanes.behind for partition in self._owned.values())
+        behind = sum(partition.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
         return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
 
@@ -415,9 +195,10 @@ class LookAhead:
         """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
         self.room.measure()
+        self._flow.most = int(min(self._flow.concurrency, self.room.flights))
         self._look_at_lanes()
-        failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
-        failure = await self._holds.open_ended() or failure
+        failure = await self._free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
+        failure = await self._open_ended() or failure
         failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
         try:
@@ -429,7 +210,7 @@ class LookAhead:
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
-        return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
+        return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._more_held else wait_ms / 1000)
 
     def _let_begin(self) -> None:
         """Let partitions begin again whose lanes waited for this listing."""
@@ -441,13 +222,98 @@ class LookAhead:
 
     def _look_at_lanes(self) -> None:
         """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.lanes.behind for partition in self._owned.values()) > self.room.tasks
+        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
         for partition in self._owned.values():
-            partition.lanes.fill(full=full)
+            partition.fill_lanes(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than any poll: the clock was set back since. Waiting for that time could take an hour.
         return not now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms
+
+    # -- held tasks --------------------------------------------------------------------------------------
+
+    async def _free_lanes(self) -> StoreError | None:
+        """Free lanes whose failed head was cancelled, given up or replaced."""
+        asked: dict[Partition, list[tuple[Lane, bytes]]] = {}
+        for partition in self._owned.values():
+            policy = partition.hold_policy
+            policy.look_at_some()
+            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
+                asked[partition] = heads
+        if not asked:
+            return None
+        wanted = {partition.number: [idh for _, idh in heads] for partition, heads in asked.items()}
+        answers, failure = await holds.head_places(self._store, wanted), None
+        moved: list[Standing] = []
+        for partition, heads in asked.items():
+            places = answers[partition.number]
+            if isinstance(places, StoreError):
+                failure = places
+                continue
+            found = list(zip(heads, places, strict=True))
+            self._free(partition, [(lane.name, idh) for (lane, idh), place in found if place is None])
+            for (lane, idh), place in found:
+                if place is not None and place != lane.place:
+                    moved.append(Standing(partition.number, lane.name, idh, place))
+        return failure or await self._free_replaced(moved)
+
+    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
+        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
+        try:
+            gone = await holds.replaced_heads(self._store, heads) if heads else set()
+        except StoreError as failure:
+            return failure
+        for one in heads:
+            if (partition := self._owned.get(one.partition)) is None:
+                continue
+            lanes = partition.lanes
+            if one in gone:
+                self._free(partition, [(one.lane, one.idh)])
+            elif (lane := lanes.get(one.lane)) is not None and lane.head == one.idh:
+                lane.place = one.place  # it need not be checked again while it stays there
+        return None
+
+    def _free(self, partition: Partition, gone: Sequence[tuple[str, bytes]]) -> None:
+        if gone and partition.quiet and self._owned.get(partition.number) is partition:
+            for lane, idh in gone:
+                partition.head_is_gone(lane, idh)
+            self._loops.fire.wake()
+
+    async def _open_ended(self) -> StoreError | None:
+        """Read the slices of holds that have ended, like any other slice."""
+        wanted: dict[Partition, list[Hold]] = {}
+        self._more_held = False
+        for partition in self._owned.values():
+            policy = partition.hold_policy
+            if policy.by_place:
+                # Without hold slices that are being read and delivered, or wait to be dropped.
+                back = sum(live.slice.is_hold and not live.suspended for live in partition.lives)
+                more = policy.look_again(LANES_AT_ONCE - back)
+                found, further = policy.to_find(LANES_AT_ONCE - back)
+                if found:
+                    wanted[partition] = found
+                self._more_held |= more or further
+        if not wanted:
+            return None
+        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
+        answers, failure = await holds.scores(self._store, places), None
+        for partition, some in wanted.items():
+            scores = answers[partition.number]
+            if isinstance(scores, StoreError):
+                failure = scores
+                continue
+            lives = {
+                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
+                for hold, g in zip(some, scores, strict=True)
+                if hold.live is None and hold.open and not hold.pending
+            }
+            partition.add(*(live for live in lives.values() if live is not None))
+            policy = partition.hold_policy
+            for hold, live in lives.items():
+                policy.found(hold, live)
+        return failure
+
+    # -- new tasks ---------------------------------------------------------------------------------------
 
     async def _poll(self, now_ms: int) -> StoreError | None:
         for number in self._woken:
@@ -499,9 +365,9 @@ class LookAhead:
             return None
         for one in wanted:
             one.needs_listing = False
-            one.gone.clear()
+            one.gone = {}
         # Slices in memory must not use up the number: some may wait behind a lane for a long time.
-        limits = [SLICES_LISTED + len(one.slices) + len(one.strangers) for one in wanted]
+        limits = [SLICES_LISTED + len(one.lives) + len(one.strangers) for one in wanted]
         answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
         failure = None
         for partition, limit, answer in zip(wanted, limits, answers, strict=True):
@@ -518,16 +384,17 @@ class LookAhead:
         return failure
 
     def _reconcile(self, partition: Partition, listed: list[Listed]) -> None:
+        gone = partition.gone
         for place, g in listed:
-            if partition.gone.get(place) == g:
+            if gone.get(place) == g:
                 continue  # dropped while the listing was on its way
-            live = partition.slices.get(place)
+            live = partition.live_at(place)
             if live is not None and live.g != g:
                 partition.forget(live)
                 live = None
             if live is None:
                 live = LiveSlice(partition.keys, place, g)
-                if place.end_ms <= self._store.clock.now_ms() - self.overdue_after_ms:
+                if place.end_ms <= self._store.clock.now_ms() - self._flow.overdue_after_ms:
                     live.pace = CATCH_UP
                 partition.add(live)
             live.unread = True
@@ -538,20 +405,23 @@ class LookAhead:
         wanted: list[LiveSlice] = []
         paced = False
         for partition in self._owned.values():
-            waiting = self._paced_rows(partition)
-            for live in partition.slices.values():
+            waiting: Counter[str | None] = (
+                Counter()
+            )  # rows in memory of slices that are paced, by the key of their hold
+            for live in partition.lives:
+                waiting[live.pace] += live.waiting
+            for live in partition.lives:
                 if live.suspended:
                     continue
                 paced |= self._has_enough_of(live, partition, now_ms)
                 if not live.unread:
                     continue
-                enough = live.pace in waiting and waiting[live.pace] >= PACED_ROWS
-                if enough and partition.blocked_ms < live.slice.start_ms:
-                    paced = True
-                    continue
-                wanted.append(live)
-                if live.pace in waiting:
+                if live.pace is not None and partition.paces(live.pace):
+                    if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
+                        paced = True
+                        continue
                     waiting[live.pace] += PACED_ROWS
+                wanted.append(live)
         # Held tasks come last: there may be many, and the others are on time.
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
@@ -563,44 +433,38 @@ class LookAhead:
             held = self.held
         room = most - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._reader.at_once)
+        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
-        await self._reader.fetch(chunks, until_ms, full=held >= most)
+        await self._fetch(chunks, until_ms, full=held >= most)
         return True
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
-        if has_plenty(partition, live):
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice)
+        if hold is not None and hold.has_plenty():
             return True
         live.next_window(now_ms + self._window_ms)
         return False
-
-    def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
-        """Count the rows of paced slices in memory, by the key of their hold."""
-        waiting: dict[str | None, int] = {}
-        for live in partition.slices.values():
-            if live.pace is not None:
-                waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.holders.room(key) is not None}
 
     def _make_room(self, now_ms: int) -> None:
         """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
         for partition in self._owned.values():
-            for live in partition.slices.values():
+            for live in partition.lives:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
-            if len(chunks) == self._reader.at_once:
+            if len(chunks) == self._at_once:
                 break
-            rows = self._reader.rows_of(live, len(wanted))
+            rows = self._rows_of(live, len(wanted))
             count = min(rows, room)
-            if live.pace is not None and self._owned[live.partition].is_paced(live):
+            if live.pace is not None and self._owned[live.partition].paces(live.pace):
                 count = min(count, PACED_ROWS)
             # A lane's task waits until everything that started before it is read, so such slices are read to their end
             # even if there is no room. Rows that do not fit are dropped again.
@@ -613,3 +477,102 @@ class LookAhead:
                 chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited, overlap)
                 chunks.append((live, chunk))
         return chunks
+
+    def _rows_of(self, live: LiveSlice, slices: int) -> int:
+        """Return how many rows to read from a slice when `slices` slices are read."""
+        few = CHUNKS_AT_ONCE[0]
+        # A few slices may be long: read less of each only if there are many.
+        together = max(few, min(self._at_once, slices))
+        most, least = FIRST_ROWS
+        if live.read_rows:
+            known = CHUNK_BYTES // max(1, int(live.row_bytes))
+        elif self._row_bytes:
+            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
+        else:
+            known = least
+        return max(1, min(CHUNK_ROWS * few // together, known))
+
+    async def _fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
+        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
+        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
+        few, many = CHUNKS_AT_ONCE
+        self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
+        failure = None
+        self._time_slice.begin()
+        for (live, chunk), answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                continue
+            if self._time_slice.over:
+                self._time_slice.end()
+                await asyncio.sleep(0)
+                self._time_slice.begin()
+            partition = self._owned.get(live.partition)
+            if partition is None or live.forgotten or live.cursor != chunk.first:
+                continue
+            if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
+                # Its rows changed: a failover lost some of the rows read, and puts have come since. Begin proves only
+                # the last row. If reading simply continued, the rows that replaced the lost ones would never be seen,
+                # and would be marked as done with them.
+                if answer.before:  # otherwise it is gone: most likely this node has dropped it
+                    log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
+                partition.forget(live)
+            else:
+                self._take_in(partition, live, chunk, answer, until_ms, full=full)
+        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
+        if with_stubs:
+            failure = await self._judge_stubs(with_stubs) or failure
+        self._loops.fire.wake()
+        if any(one.asks_planner for one in self._owned.values()):
+            self._loops.plan.wake()
+        if failure is not None:
+            raise failure
+
+    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
+        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
+        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
+        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
+        failure = None
+        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
+            if isinstance(bits, StoreError):
+                live.restart()
+                failure = bits
+                continue
+            partition = self._owned.get(live.partition)
+            if partition is not None and not live.forgotten:
+                live.judge_stubs(first, bits)
+                partition.took(live, time.monotonic())
+        return failure
+
+    def _take_in(
+        self,
+        partition: Partition,
+        live: LiveSlice,
+        chunk: read.Chunk,
+        answer: read.SliceRows,
+        until_ms: int,
+        *,
+        full: bool,
+    ) -> None:
+        if chunk.bitmaps:
+            live.load_bitmaps(answer.fired, answer.done)
+        live.unread = len(answer.rows) == chunk.rows
+        if not answer.rows:
+            return
+        live.open_window(until_ms)
+        live.absorb(answer.rows)
+        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
+        # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
+        # although there is no room keeps what the next tick can use.
+        most = max(self.room.tasks // 2, 1)
+        if full:
+            most = min(most, max(self._rows_of(live, 1), self.room.tasks // 8))
+        policy = partition.hold_policy
+        hold = policy.by_place.get(live.slice) if live.has_lanes else None
+        if hold is not None:
+            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
+            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
+            hold.trim(live, max(self.room.tasks // 64, window, 1))
+        elif live.waiting > most:
+            live.trim(most // 2 + 1)
+        partition.took(live, time.monotonic())

@@ -27,22 +27,22 @@ _FORGET_MS: Final = 600_000
 
 
 class OccurrencePlan(msgspec.Struct, gc=False):
-    """The effect of beginning an occurrence; none for one that is not part of a chain.
+    """The effect of beginning an occurrence that is part of a chain.
 
     Made in advance and as complete as possible: a hundred thousand may be due in the same second. Untracked by the
     garbage collector for the same reason, because it is never part of a reference cycle.
     """
 
-    definition: Definition | None = None
-    link: ChainState | None = None
+    definition: Definition
+    link: ChainState
+    following: ChainState
+    """The chain after this occurrence has begun."""
+    waits_for_end: bool = False
     settled: bool = False
     """The occurrence may begin, however late."""
     skips: bool = False
     waited: bool = False
     """The occurrence waited until the previous run was over."""
-    waits_for_end: bool = False
-    following: ChainState | None = None
-    """The chain after this occurrence has begun."""
     sketch: Sketch | None = None
     next: NextOccurrence | None = None
     put_ms: int = 0
@@ -52,82 +52,59 @@ class OccurrencePlan(msgspec.Struct, gc=False):
     @classmethod
     def of(cls, definition: Definition, link: ChainState, began_ms: int) -> "OccurrencePlan":
         """Make the plan of an occurrence that advances its chain."""
-        plan = cls(definition, link, waits_for_end=definition.slots.recurrence.waits_for_end)
+        plan = cls(definition, link, link, definition.slots.recurrence.waits_for_end)
         plan.foresee(began_ms)
         return plan
 
     def foresee(self, began_ms: int) -> None:
         """Compute the following occurrence in advance."""
-        if self.definition is not None and self.link is not None:
-            self._lead_to(*after_begin(self.definition, self.link, began_ms, waited=self.waited))
-            self.next = self._next_at(began_ms, None)
-
-    @property
-    def known(self) -> tuple[Definition, ChainState]:
-        """The schedule and its chain, for a plan that has one."""
-        assert self.definition is not None
-        assert self.link is not None
-        return self.definition, self.link
+        self._lead_to(*after_begin(self.definition, self.link, began_ms, waited=self.waited))
+        self.next = self._next_at(began_ms, None)
 
     @property
     def may_be_put(self) -> bool:
         """True if a pause held the following occurrence back: a backfill may have put it meanwhile."""
-        if self.definition is None or self.following is None or self.skips:
-            return False
-        return 0 < self.following.planned_ms <= self.definition.at_ms
+        return not self.skips and 0 < self.following.planned_ms <= self.definition.at_ms
 
     def pass_by(self, began_ms: int) -> None:
         """Skip a following occurrence that is already stored: the chain continues after it."""
-        if self.link is not None and self.following is not None:
-            state = self.link.state.passing_by(self.link.planned_ms, self.following.planned_ms)
-            self.link = msgspec.structs.replace(self.link, state=state)
-            self.foresee(began_ms)
+        state = self.link.state.passing_by(self.link.planned_ms, self.following.planned_ms)
+        self.link = msgspec.structs.replace(self.link, state=state)
+        self.foresee(began_ms)
 
     def _lead_to(self, next_ms: int | None, state: ChainMemory) -> None:
-        definition = self.definition
-        assert definition is not None
         if next_ms is None:
             self.sketch = None
-        elif self.sketch is None or self.following is None or next_ms != self.following.planned_ms:
-            self.sketch = sketch(definition, next_ms)
+        elif self.sketch is None or next_ms != self.following.planned_ms:
+            self.sketch = sketch(self.definition, next_ms)
         idh = NOBODY if self.sketch is None else self.sketch.idh
-        self.following = ChainState(definition.generation, next_ms or 0, idh, state)
-
-    def run(self) -> None:
-        self.settled, self.skips = True, False
+        self.following = ChainState(self.definition.generation, next_ms or 0, idh, state)
 
     def skip(self, next_ms: int | None, state: ChainMemory) -> None:
-        self.settled, self.skips = True, True
+        self.settled = self.skips = True
         self._lead_to(next_ms, state)
 
     def relink(self, state: ChainMemory) -> None:
         """Update the plan with newer knowledge of the last run."""
-        if self.link is not None and state is not self.link.state:
+        if state is not self.link.state:
             self.link, self.good_ms = msgspec.structs.replace(self.link, state=state), 0
 
     def to_write(self, flight: Flight, now_ms: int) -> NextOccurrence:
         """Return the changes that the server makes in the step in which this occurrence begins."""
-        if self.next is not None and self.put_ms <= now_ms < self.good_ms and not self.skips:
-            self.put_ms = now_ms
-            return self.next
-        assert self.definition is not None
-        assert self.link is not None
         if self.skips:
             return self._next_at(now_ms, (flight.live.keys[3], flight.index, flight.row[5:21]))
+        if self.next is not None and self.put_ms <= now_ms < self.good_ms:
+            self.put_ms = now_ms
+            return self.next
         self._lead_to(*after_begin(self.definition, self.link, now_ms, waited=self.waited))
         return self._next_at(now_ms, None)
 
     def _next_at(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> NextOccurrence:
-        assert self.link is not None
-        assert self.following is not None
-        assert self.definition is not None
         place, row = (None, b"") if self.sketch is None else self.sketch.put(now_ms)
-        self.put_ms = now_ms
+        self.put_ms, self.good_ms = now_ms, 1 << 62
         if place is not None and self.sketch is not None:
             # If it were written later it would already be overdue, or land in an hour slice that is being read.
             self.good_ms = place.start_ms if place.width_ms >= HOUR_MS else self.sketch.due_ms
-        else:
-            self.good_ms = 1 << 62
         return NextOccurrence(self.definition.name, self.link.claim, self.following.pack(), place, row, skipped)
 
 
@@ -141,18 +118,15 @@ class Ongoing(msgspec.Struct, gc=False):
     over: PastRun | None = None
 
 
-APART: Final = OccurrencePlan(settled=True)
-"""The plan of an occurrence that advances no chain."""
-
-
 class Chains:
     """Plans of the occurrences that were read, and occurrences that cannot begin yet."""
 
     def __init__(self) -> None:
         self.wanted: dict[bytes, None] = {}
         """Entries of occurrences that were read and have no plan."""
-        self.plans: dict[bytes, OccurrencePlan] = {}
-        """By entry, not by id: after an edit that keeps the planned time there are two entries with one id."""
+        self.plans: dict[bytes, OccurrencePlan | None] = {}
+        """By entry, not by id: after an edit that keeps the planned time there are two entries with one id. None for an
+        occurrence that advances no chain."""
         self.undecided: dict[bytes, Flight] = {}
         """Due occurrences that wait for a decision of the planner."""
         self.ready: list[Flight] = []
@@ -184,58 +158,46 @@ class Chains:
         for flight in flights:
             row = flight.row
             if row[4] & SCHEDULED:
-                plan = self.plans.get(row)
-                if plan is None or not (plan.settled or self._is_clear(plan, now_ms - flight.place_ms)):
-                    self._leave_undecided(flight, plan)
+                flight.plan = plan = self.plans.get(row)
+                known = plan is not None or row in self.plans
+                if not known or (plan is not None and not self._may_begin(plan, now_ms - flight.place_ms)):
+                    if not known:
+                        self.wanted[row] = None
+                    flight.live.held.add(flight.index)
+                    self.undecided[row] = flight
+                    self.asks = True
                     continue
-                flight.plan = plan
             leaving.append(flight)
         return leaving
 
-    def _leave_undecided(self, flight: Flight, plan: OccurrencePlan | None) -> None:
-        if plan is None:
-            self.wanted[flight.row] = None
-        flight.live.held.add(flight.index)
-        self.undecided[flight.row] = flight
-        self.asks = True
-
-    def _is_clear(self, plan: OccurrencePlan, late_ms: int) -> bool:
-        definition = plan.definition
-        if definition is None or late_ms > definition.grace_ms or plan.waits_for_end:
+    def _may_begin(self, plan: OccurrencePlan, late_ms: int) -> bool:
+        if plan.settled:
+            return True
+        if late_ms > plan.definition.grace_ms or plan.waits_for_end:
             return False
-        return self.is_free(plan) and overlapped_until(*plan.known) is None
+        return self.is_free(plan) and overlapped_until(plan.definition, plan.link) is None
 
     def is_free(self, plan: OccurrencePlan) -> bool:
         """Return True if, by what is in memory, the last run is over or may overlap with this one."""
-        definition, link = plan.definition, plan.link
-        assert definition is not None
-        assert link is not None
-        state = link.state
+        state = plan.link.state
         if not state.last or state.last_is_over:
             return True
         ongoing = self.runs.get(state.last)
         if ongoing is not None and ongoing.over is not None:
             plan.relink(state.with_run(ongoing.over))
             return True
-        return definition.overlap == "allow"
+        return plan.definition.overlap == "allow"
 
     def take_ready(self) -> list[Flight]:
-        ready, self.ready = self.ready, []
-        leaving = []
+        ready, self.ready = [flight for flight in self.ready if not flight.live.forgotten], []
         for flight in ready:
-            if not flight.live.forgotten:
-                flight.plan = self.plans.get(flight.row)
-                leaving.append(flight)
-        return leaving
+            flight.plan = self.plans.get(flight.row)
+        return ready
 
     def next_occurrences(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
         """Return the changes that the server makes in the step in which these begin."""
-        found = []
-        for flight in flights:
-            plan = flight.plan
-            if isinstance(plan, OccurrencePlan) and plan.link is not None:
-                found.append(plan.to_write(flight, now_ms))
-        return found
+        planned = ((flight, flight.plan) for flight in flights)
+        return [plan.to_write(flight, now_ms) for flight, plan in planned if isinstance(plan, OccurrencePlan)]
 
     def begun(self, flights: Iterable[Flight], left: Sequence[Flight]) -> bool:
         """Note that the server advanced their chains. Return True if some of the following occurrences are near."""
@@ -243,22 +205,21 @@ class Chains:
         leaving = set() if all_left else {flight.idh for flight in left}
         near = False
         for flight in flights:
-            plan = flight.plan
+            if not flight.row[4] & SCHEDULED:
+                continue
+            self.plans.pop(flight.row, None)
+            plan, idh = flight.plan, flight.idh
             if isinstance(plan, OccurrencePlan):
-                self.plans.pop(flight.row, None)
-                idh = flight.row[5:21]
                 near = self._moved_on(plan, idh, ran=not plan.skips and (all_left or idh in leaving)) or near
         return near
 
     def _moved_on(self, plan: OccurrencePlan, idh: bytes, *, ran: bool) -> bool:
         """Advance the chain in memory; return True if the following occurrence is near."""
         definition, old, link = plan.definition, plan.link, plan.following
-        if definition is None or old is None or link is None:
-            return False
         if plan.sketch is not None:
             if link.planned_ms - old.planned_ms < SHORT_MS:
                 self.known[definition.name] = (definition, link)
-            elif self.known:
+            else:
                 self.known.pop(definition.name, None)
         self.passed += ((definition, slot) for slot in link.state.not_run_since(old.state))
         last = old.state.last
@@ -309,13 +270,9 @@ class Chains:
 
     def tidy(self, now_ms: int) -> None:
         """Forget plans of occurrences that never came: cancelled, or owned by another node."""
-        late = [
-            row
-            for row, plan in self.plans.items()
-            if row not in self.undecided and (plan.link is None or plan.link.planned_ms < now_ms - _FORGET_MS)
-        ]
-        for row in late:
-            del self.plans[row]
+        for row, plan in list(self.plans.items()):
+            if row not in self.undecided and (plan is None or plan.link.planned_ms < now_ms - _FORGET_MS):
+                del self.plans[row]
 
     def release(self, row: bytes) -> None:
         flight = self.undecided.pop(row, None)

@@ -16,6 +16,7 @@ from ..model.delivery import (
     UNREADABLE,
     Body,
     Dead,
+    Done,
     Failure,
     Fate,
     Outcome,
@@ -25,6 +26,7 @@ from ..model.delivery import (
     was_sent,
 )
 from ..model.ids import idh_of
+from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
@@ -49,16 +51,15 @@ from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
-from ..store.owner.holds import FailedHead
+from ..store.records import KeptResult
 from .due import Damaged
 from .flight import Flight, FlightGroup
 from .holds import row_of
-from .partition import LaneHold, Partition, Settled
+from .partition import Partition, Settled
 from .slice import LiveSlice
 
 TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
 """Beginnings of targets whose tasks workers run."""
-_KEY: Final = attrgetter("key")
 _ROW: Final = attrgetter("row")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
 """Lateness is a whole number of milliseconds, so a bound of 2.5 ms equals one of 2."""
@@ -105,59 +106,32 @@ class Meters:
             self.dead[kind] += 1
 
     def began_late(self, kind: str, live: LiveSlice, flights: Sequence[Flight], began_ms: int) -> None:
-        """Record the lateness of tasks of one slice, in the order in which they left it."""
-        histogram = self.lateness[kind]
-        since_ms = began_ms - live.from_ms
-        if len(flights) > 1 and live.slice.end_ms <= began_ms:
-            # A slice that was overdue as a whole may have left in any order: the bounds of its time bound the lateness.
-            if bisect_left(_BOUNDS_MS, since_ms) == bisect_left(_BOUNDS_MS, since_ms - live.slice.width_ms):
-                _add(histogram, flights[0], flights[-1], len(flights), since_ms)
-                return
-            _add_unsorted(histogram, flights, since_ms, live.slice.width_ms)
-            return
+        """Record the lateness of tasks that left one slice together: for each bound, count those that are later.
+
+        An entry begins with its offset, so rows compare with the bytes of an offset as their offsets do. The sum is
+        estimated from the range of each bucket.
+        """
+        histogram, since_ms = self.lateness[kind], began_ms - live.from_ms
+        rows = list(map(_ROW, flights))
+        # A slice that was overdue as a whole may have left in any order; sorting it would cost more than counting.
+        in_order = len(rows) == 1 or began_ms < live.slice.end_ms
         if live.has_lanes or live.has_schedules:
-            flights = sorted(flights, key=_KEY)  # tasks of lanes leave when it is their turn
-        _add_run(histogram, flights, since_ms)
+            in_order = True
+            rows.sort()  # such tasks leave when it is their turn
+        first, last = (_offset(rows[0]), _offset(rows[-1])) if in_order else (0, live.slice.width_ms - 1)
+        counted = 0
+        for bound_ms in reversed(_BOUNDS_MS):
+            offset = since_ms - bound_ms
+            if first < offset <= last:
+                bound = offset.to_bytes(4, "big")
+                later = bisect_left(rows, bound) if in_order else sum(map(bound.__gt__, rows))
+                _observe(histogram, since_ms - (first + offset - 1) / 2, later - counted)
+                counted, first = later, offset
+        _observe(histogram, since_ms - (first + last) / 2, len(rows) - counted)
 
 
-def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int, width_ms: int) -> None:
-    """Count, for each bound, the flights that are later; any order. Sorting them would cost more.
-
-    An entry begins with its offset, so rows compare with the bytes of an offset as their offsets do.
-    """
-    rows = list(map(_ROW, flights))
-    counted, since_offset = 0, 0
-    for bound_ms in reversed(_BOUNDS_MS):
-        offset = since_ms - bound_ms
-        if 0 < offset < width_ms:
-            later = sum(map(offset.to_bytes(4, "big").__gt__, rows))
-            _observe(histogram, since_ms - (since_offset + offset - 1) / 2, later - counted)
-            counted, since_offset = later, offset
-    _observe(histogram, since_ms - (since_offset + width_ms - 1) / 2, len(rows) - counted)
-
-
-def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
-    """Count, for each bound, the flights that are later; their offsets rise, so their lateness falls."""
-    start = 0
-    latest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[0]))
-    soonest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[-1]))
-    for at in range(latest - 1, soonest - 1, -1):
-        # Later than the bound means due before (since - bound), more than the first flight's offset: never negative.
-        stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]).to_bytes(4, "big"), start, key=_ROW)
-        if stop > start:
-            _add(histogram, flights[start], flights[stop - 1], stop - start, since_ms)
-        start = stop
-    if start < len(flights):
-        _add(histogram, flights[start], flights[-1], len(flights) - start, since_ms)
-
-
-def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
-    """Add `count` flights of one bucket; their sum is estimated from the first and the last."""
-    _observe(histogram, since_ms - (_offset(first) + _offset(last)) / 2, count)
-
-
-def _offset(flight: Flight) -> int:
-    return int.from_bytes(flight.row[:4], "big")
+def _offset(row: bytes) -> int:
+    return int.from_bytes(row[:4], "big")
 
 
 def _observe(histogram: Histogram, late_ms: float, count: int) -> None:
@@ -233,6 +207,28 @@ class Outcomes:
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
+    def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
+        """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
+        runs, answer = self.runs(flight, DELIVERED, said, began_ms), self._answer(flight, said)
+        return Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+
+    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
+        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
+        if not outcome.keep_ms or outcome.response is None:
+            return None
+        now_ms = self._clock.now_ms()
+        result = Result(
+            "done",
+            attempt=flight.attempt,
+            worker=self._node,
+            target=flight.target,
+            due_ms=flight.original_due_ms,
+            started_ms=now_ms - outcome.response.duration_ms,
+            ended_ms=now_ms,
+            response=outcome.response,
+        )
+        return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
+
     def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
@@ -260,20 +256,38 @@ class Outcomes:
     def _since_ms(self, partition: Partition, flight: Flight, now_ms: int) -> int:
         """Return when the head of a lane first failed: untried postponements before that do not count."""
         lane = flight.body.lane
-        return now_ms if lane is None or flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
+        return now_ms if lane is None or flight.attempt == 1 else partition.failing_since_ms(lane, now_ms)
 
     def _carry_out(
         self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str, response: Response | None = None
     ) -> Settled:
         match verdict.end:
-            case "retry" if not verdict.counted:
-                return self._place_again(partition, flight, verdict.wait_ms, flight.body)
             case "retry":
-                return self._retry_later(partition, flight, verdict.wait_ms, verdict.reason)
+                return self._retry(partition, flight, verdict)
             case "parked":
                 return self._park(partition, flight, verdict.reason)
             case _:
                 return self._bury(flight, verdict.reason, response, traceback)
+
+    def _retry(self, partition: Partition, flight: Flight, verdict: Verdict) -> Settled:
+        """Place the task again. If that counts as an attempt, its lane may continue meanwhile."""
+        now_ms, body, skips = self._clock.now_ms(), flight.body, False
+        if verdict.counted:
+            self.meters.retried[_kind(flight)] += 1
+            body = _failed_once_more(flight, verdict.reason)
+            skips = body.lane is not None and self._lanes.of(body.target).on_failure == "skip"
+        due_ms = now_ms + in_time_ms(verdict.wait_ms, body.expires_ms, now_ms)
+        place = Slice.at(due_ms, SECOND_MS)
+        body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
+        # Flag the retry of a schedule's run too: the run ends when its last attempt does.
+        flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
+        row = entry(due_ms - place.start_ms, flags, flight.idh, body)
+        held = None
+        if body.lane is not None and not skips:
+            first = verdict.counted and flight.attempt == 1
+            held = partition.hold_lane(body.lane, flight.idh, due_ms, now_ms, first=first)
+        retry = _leaving(flight, place, row)
+        return Settled(flight.live, flight.index, is_over=skips, retry=retry, hold=held)
 
     def _park(self, partition: Partition, flight: Flight, reason: str) -> Settled:
         """Move the head first into the lane's hold slice, where it waits with the others."""
@@ -281,11 +295,10 @@ class Outcomes:
         assert lane is not None
         self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
-        hold = partition.hold_policy.park(lane, reason, now_ms)
+        place = partition.park_lane(lane, reason, now_ms)
         body = replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
-        row = row_of(hold.place, flight, body)
-        held = self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
-        retry = _leaving(flight, hold.place, row)
+        held = partition.hold_lane(lane, flight.idh, now_ms, now_ms, parked=True)
+        retry = _leaving(flight, place, row_of(place, flight, body))
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
     def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
@@ -306,47 +319,14 @@ class Outcomes:
         )
         self._failures.report(failure)
 
-    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
-        """Place a retry. Its lane may continue meanwhile."""
-        self.meters.retried[_kind(flight)] += 1
-        if flight.attempt == 1 and flight.body.lane is not None:
-            partition.lanes.since.pop(flight.body.lane, None)
-        skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
-        return self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), skips=skips)
-
-    def _place_again(
-        self, partition: Partition, flight: Flight, wait_ms: int, body: Body, *, skips: bool = False
-    ) -> Settled:
-        now_ms = self._clock.now_ms()
-        due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
-        place = Slice.at(due_ms, SECOND_MS)
-        body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
-        # Flag the retry of a schedule's run too: the run ends when its last attempt does.
-        flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
-        row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        held = None
-        if body.lane is not None and not skips:
-            held = self._hold_lane(partition, body.lane, flight.idh, due_ms)
-        retry = _leaving(flight, place, row)
-        return Settled(flight.live, flight.index, is_over=skips, retry=retry, hold=held)
-
-    def _hold_lane(
-        self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
-    ) -> LaneHold:
-        """Make the lane wait for this task. Recorded on the server too, for a new owner."""
-        now_ms = self._clock.now_ms()
-        partition.hold_policy.head_stands(lane, inside=parked)
-        head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
-        partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.hold_policy.spill_lanes(now_ms)
-        return lane, head.pack()
-
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
-        death = Death(flight.idh, letter.answered(response).encode(), now_ms)
+        dead_letter = DeadLetter.of(
+            body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback
+        )
+        death = Death(flight.idh, dead_letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
         return Settled(flight.live, flight.index, death=death)
 
@@ -354,8 +334,8 @@ class Outcomes:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
-        idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.index}")
-        letter = DeadLetter(
+        idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
+        dead_letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
             died_ms=now_ms,
@@ -363,14 +343,14 @@ class Outcomes:
             entry=damaged.row,
         )
         failure = Failure(
-            id=letter.id,
+            id=dead_letter.id,
             target=UNREADABLE,
             attempt=1,
-            error=letter.reason,
+            error=dead_letter.reason,
             outcome="dead",
-            original_due_ms=letter.due_ms,
+            original_due_ms=dead_letter.due_ms,
             idempotency_key="",
         )
         self._failures.report(failure)
-        self.meters.buried("unreadable", letter.reason)
-        return Settled(damaged.live, damaged.index, fired=False, death=Death(idh, letter.encode(), now_ms))
+        self.meters.buried("unreadable", dead_letter.reason)
+        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))

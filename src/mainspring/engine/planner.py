@@ -8,10 +8,10 @@ each schedule has its next occurrence, and schedules a missing one again.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ from ..store.schedules import found_in_time, may_be_long, searched
 from ..store.store import Store
 from ..store.tasks.index import look_up
 from .flight import Flight
-from .occurrences import APART, Chains, Occurrence, OccurrencePlan, occurrence_of
+from .occurrences import Chains, Occurrence, OccurrencePlan, occurrence_of
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -45,36 +45,32 @@ PLANNING_S: Final = 0.25
 """Seconds of planning per partition before the next has its turn: some schedules take long to evaluate."""
 
 KnownSchedule = tuple[Definition | None, ChainState | None]
+Candidate = tuple[Flight, OccurrencePlan]
+W = TypeVar("W")
+T = TypeVar("T")
 
 
-def fits(known: "KnownSchedule | None", occurrence: Occurrence) -> bool:
+def fits(known: KnownSchedule | None, occurrence: Occurrence) -> bool:
     return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
 
 
-def plans_of(work: "Sequence[tuple[KnownSchedule | None, Occurrence | None]]", now_ms: int) -> list[OccurrencePlan]:
-    """Plan as many of these occurrences as fit into `PLANNING_S`, in order, at least one."""
-    return found_in_time(work, lambda one: _plan_of(*one, now_ms), PLANNING_S)
+async def _found(work: Iterable[tuple[Definition | None, W]], search: Callable[[W], T]) -> list[tuple[W, T]]:
+    """Search for times for as many items as fit into `PLANNING_S`, at least one. Schedules that take long come last."""
+    ordered = sorted(work, key=lambda one: may_be_long(one[0]))
+    items = [item for _, item in ordered]
+    found = await searched((one[0] for one in ordered), partial(found_in_time, items, search, PLANNING_S))
+    return list(zip(items, found, strict=False))
 
 
-def ways_on(
-    waiting: "Sequence[tuple[Flight, OccurrencePlan]]", now_ms: int
-) -> list[tuple[int | None, ChainMemory] | None]:
-    """Find, for as many as time allows, where the chain continues without the occurrence; None if it is to run."""
-    return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
-
-
-def ways_past(behind: "Sequence[tuple[Flight, OccurrencePlan]]", now_ms: int) -> list[tuple[int | None, ChainMemory]]:
-    """Like `ways_on` for occurrences whose previous run is not over."""
-    return found_in_time(behind, lambda one: after_overlap(*one[1].known, now_ms), PLANNING_S)
-
-
-def pass_by(plans: Sequence[OccurrencePlan], now_ms: int) -> None:
+def _pass_by(plans: Sequence[OccurrencePlan], now_ms: int) -> None:
     for plan in plans:
         plan.pass_by(now_ms)
 
 
-def _way_on(flight: Flight, plan: OccurrencePlan, now_ms: int) -> tuple[int | None, ChainMemory] | None:
-    definition, link = plan.known
+def _way_on(due: Candidate, now_ms: int) -> tuple[int | None, ChainMemory] | None:
+    """Return where the chain continues without this occurrence; None if it is to run."""
+    flight, plan = due
+    definition, link = plan.definition, plan.link
     moved_ms = moved_by_end(definition, link)
     if moved_ms is not None:
         return moved_ms, link.state
@@ -85,14 +81,13 @@ def _way_on(flight: Flight, plan: OccurrencePlan, now_ms: int) -> tuple[int | No
     return after_misfire(definition, link, now_ms) if late else None
 
 
-def _plan_of(known: "KnownSchedule | None", occurrence: Occurrence | None, now_ms: int) -> OccurrencePlan:
-    """Plan the begin of an occurrence; plan nothing if the schedule was edited or removed, or its chain has
-    advanced."""
+def _plan_of(known: KnownSchedule | None, occurrence: Occurrence | None, now_ms: int) -> OccurrencePlan | None:
+    """Plan the begin of an occurrence; None if the schedule was edited or removed, or its chain has advanced."""
     definition, link = known or (None, None)
     if definition is None or link is None or occurrence is None or not fits(known, occurrence):
-        return APART
+        return None
     if definition.generation != occurrence[1]:
-        return APART
+        return None
     plan = OccurrencePlan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
     if (instead := moved_by_rules(definition, link)) is not None:
         log.info("schedule %s: its next occurrence is moved, because the rules of %s have changed", definition.name,
@@ -150,7 +145,7 @@ class Planner:
         if steady_s() >= self._note_at:
             self._note_at = steady_s() + NOTE_S
             self._note_latest = steady_s() + NOTE_LATEST_S
-        if any(one.chains.ended for one in self._owned.values()):
+        if any(one.has_ended_runs for one in self._owned.values()):
             wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
             raise failure  # only now: an unavailable server must not delay the others
@@ -198,21 +193,21 @@ class Planner:
             name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)
         }
         now_ms = self._clock.now_ms()
-        found = [None if one is None else known.get(one[0]) or chains.known.get(one[0]) for one in occurrences]
-        work = sorted(
-            zip(rows, found, occurrences, strict=True), key=lambda one: one[1] is not None and may_be_long(one[1][0])
-        )
-        definitions = [one[0] for one in found if one is not None]
-        plans = await searched(definitions, lambda: plans_of([(one, which) for _, one, which in work], now_ms))
-        await self._pass_by_backfilled(number, plans, now_ms)
-        for (row, _, _), plan in zip(work, plans, strict=False):
+        work = []
+        for row, one in zip(rows, occurrences, strict=True):
+            schedule = None if one is None else known.get(one[0]) or chains.known.get(one[0])
+            work.append((None if schedule is None else schedule[0], (row, schedule, one)))
+        found = await _found(work, lambda item: _plan_of(*item[1:], now_ms))
+        await self._pass_by_backfilled(number, [plan for _, plan in found if plan is not None], now_ms)
+        for (row, _, _), plan in found:
             chains.wanted.pop(row, None)
             chains.plans[row] = plan
-        for row, _, _ in work[len(plans) :]:
-            if row in chains.wanted:  # move it behind the others
+        planned = {item[0] for item, _ in found}
+        for row in rows:
+            if row not in planned and row in chains.wanted:  # move it behind the others
                 del chains.wanted[row]
                 chains.wanted[row] = None
-        self.decisions += len(plans)
+        self.decisions += len(found)
         await asyncio.sleep(0)
         return bool(chains.wanted)
 
@@ -222,43 +217,47 @@ class Planner:
             plans = [plan for plan in plans if plan.may_be_put]
             if not plans:
                 return
-            idhs = [plan.following.idh for plan in plans if plan.following is not None]
-            found = await look_up(self._store, [(number, idh) for idh in idhs])
+            found = await look_up(self._store, [(number, plan.following.idh) for plan in plans])
             plans = [plan for plan, address in zip(plans, found, strict=True) if address is not None]
-            await searched((plan.definition for plan in plans), partial(pass_by, plans, now_ms))
+            await searched((plan.definition for plan in plans), partial(_pass_by, plans, now_ms))
 
     # -- decisions -------------------------------------------------------------------------------------
 
     async def _decide(self, number: int, chains: Chains) -> None:
         """Decide about waiting occurrences: run, skip, or wait on."""
-        ready: list[tuple[Flight, OccurrencePlan]] = []
-        doubts: list[tuple[Flight, OccurrencePlan]] = []
+        ready: list[Candidate] = []
+        doubts: list[Candidate] = []
         for row, flight in list(chains.undecided.items()):
             plan = chains.plans.get(row)
             if flight.live.forgotten:
                 del chains.undecided[row]
-            elif plan is None:
+            elif plan is not None and not plan.settled:
+                (ready if chains.is_free(plan) else doubts).append((flight, plan))
+            elif row in chains.plans:
+                chains.release(row)
+            else:
                 chains.wanted[row] = None
                 chains.asks = True
-            elif plan.settled:
-                chains.release(row)
-            elif plan.definition is not None and plan.link is not None:
-                (ready if chains.is_free(plan) else doubts).append((flight, plan))
         if doubts:
             ready += await self._ask_for_ends(number, chains, doubts)
-        await self._settle_all(number, chains, ready)
+        await self._settle(number, chains, ready)
 
-    async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
+    async def _settle(self, number: int, chains: Chains, ready: Sequence[Candidate]) -> None:
         """Decide about occurrences whose schedules have no run in progress; those that take long to decide come
         last."""
-        until, waiting = steady_s() + PLANNING_S, sorted(ready, key=_may_be_long)
+        until, waiting = steady_s() + PLANNING_S, sorted(ready, key=lambda due: may_be_long(due[1].definition))
         while waiting and self._holds_lease(number):
-            some, now_ms = waiting[:SETTLED_AT_ONCE], self._clock.now_ms()
-            found = await searched((plan.definition for _, plan in some), partial(ways_on, some, now_ms))
+            now_ms = self._clock.now_ms()
+            some = [(plan.definition, (flight, plan)) for flight, plan in waiting[:SETTLED_AT_ONCE]]
+            found = await _found(some, partial(_way_on, now_ms=now_ms))
             if not self._holds_lease(number):
                 return
-            for (flight, plan), instead in zip(some, found, strict=False):
-                self._settle(chains, flight, plan, instead)
+            for (flight, plan), instead in found:
+                if instead is None:
+                    plan.settled = True
+                else:
+                    self._miss(flight, plan, instead)
+                self._release(chains, flight)
             waiting = waiting[len(found) :]
             await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
             if waiting and steady_s() >= until:
@@ -270,63 +269,49 @@ class Planner:
         partition = self._owned.get(number)
         return partition is not None and partition.holds_lease
 
-    async def _ask_for_ends(
-        self, number: int, chains: Chains, doubts: list[tuple[Flight, OccurrencePlan]]
-    ) -> list[tuple[Flight, OccurrencePlan]]:
+    async def _ask_for_ends(self, number: int, chains: Chains, doubts: Sequence[Candidate]) -> list[Candidate]:
         """Ask the server whether the previous runs are over; return the occurrences for which they are."""
-        free: list[tuple[Flight, OccurrencePlan]] = []
-        behind: list[tuple[Flight, OccurrencePlan]] = []
-        links = [plan.link for _, plan in doubts if plan.link is not None]
+        free: list[Candidate] = []
+        behind: list[tuple[Definition, Candidate]] = []
+        links = [plan.link for _, plan in doubts]
         ends = await schedules.over(self._store, number, [link.state.last for link in links])
-        names = [plan.definition.name for _, plan in doubts if plan.link is not None and plan.definition is not None]
-        reported = await run_ends(self._store, [(number, name, link) for name, link in zip(names, links, strict=True)])
+        asked = [(number, plan.definition.name, plan.link) for _, plan in doubts]
+        reported = await run_ends(self._store, asked)
         for (flight, plan), link, end, run_end in zip(doubts, links, ends, reported, strict=True):
-            definition = plan.definition
-            if definition is None:
-                continue
             if end is not None:
                 run = run_end or PastRun(link.state.last_ms, link.state.began_ms, None, end)
                 plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
             elif link.state.is_behind(link.planned_ms):
                 continue  # it was due before the other began, and begins when that is over
-            elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
-                behind.append((flight, plan))
+            elif plan.definition.overlap_rule.word == "skip" and not plan.waits_for_end:
+                behind.append((plan.definition, (flight, plan)))
             else:
                 plan.waited = True
-        await self._skip_all(chains, behind)
-        return free
-
-    async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
-        """Skip occurrences whose previous run is not over. Those whose next time takes long to find wait."""
-        some = sorted(behind, key=_may_be_long)
-        found = await searched((plan.definition for _, plan in some), partial(ways_past, some, self._clock.now_ms()))
-        for (flight, plan), (next_ms, state) in zip(some, found, strict=False):
-            definition, link = plan.known
-            self._note_not_run(link.state.not_run, state.not_run)
-            log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id,
-                     extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
+        # The previous runs of these are not over: skip them. Those whose next time takes long to find wait.
+        now_ms = self._clock.now_ms()
+        found = await _found(behind, lambda due: after_overlap(due[1].definition, due[1].link, now_ms))
+        for (flight, plan), (next_ms, state) in found:
+            self._note_not_run(plan.link.state.not_run, state.not_run)
+            log.info("schedule %s: %s is skipped, the run before it is not over", plan.definition.name, flight.id,
+                     extra={"task": flight.id, "schedule": plan.definition.name})  # fmt: skip
             plan.skip(next_ms, state)
             self._release(chains, flight)
-        chains.asks = chains.asks or len(found) < len(some)
+        chains.asks = chains.asks or len(found) < len(behind)
+        return free
 
-    def _settle(
-        self, chains: Chains, flight: Flight, plan: OccurrencePlan, instead: tuple[int | None, ChainMemory] | None
-    ) -> None:
-        definition, link = plan.known
-        if instead is None:
-            plan.run()
-        else:
-            if missed := self._note_not_run(link.state.not_run, instead[1].not_run):
-                extra = {"task": flight.id, "schedule": definition.name}
-                if overlapped_until(definition, link) is not None:
-                    log.info("schedule %s: %d planned runs are skipped, from %s on: the run before them was not over",
-                             definition.name, missed, flight.id, extra=extra)  # fmt: skip
-                else:
-                    log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed,
-                                flight.id, extra=extra)  # fmt: skip
-            plan.skip(*instead)
-        self._release(chains, flight)
+    def _miss(self, flight: Flight, plan: OccurrencePlan, instead: tuple[int | None, ChainMemory]) -> None:
+        """Skip an occurrence, and all those that passed until the chain continues."""
+        name, link = plan.definition.name, plan.link
+        if missed := self._note_not_run(link.state.not_run, instead[1].not_run):
+            extra = {"task": flight.id, "schedule": name}
+            if overlapped_until(plan.definition, link) is not None:
+                log.info("schedule %s: %d planned runs are skipped, from %s on: the run before them was not over",
+                         name, missed, flight.id, extra=extra)  # fmt: skip
+            else:
+                log.warning("schedule %s: %d planned runs were missed, from %s on", name, missed, flight.id,
+                            extra=extra)  # fmt: skip
+        plan.skip(*instead)
 
     def _note_not_run(self, before: Mapping[str, int], after: Mapping[str, int]) -> int:
         missed = Counter(after)
@@ -343,7 +328,7 @@ class Planner:
     async def flush(self) -> None:
         """Write the ends of all finished runs now."""
         for number, partition in list(self._owned.items()):
-            while partition.chains.ended:
+            while partition.has_ended_runs:
                 await self._note_ends(number, partition.chains)
 
     async def _note_ends(self, number: int, chains: Chains) -> bool:
@@ -370,7 +355,8 @@ class Planner:
         if token == partition.token and steady_s() < at + CHECK_S:
             return
         await self.check(partition.number)
-        partition.chains.tidy(self._clock.now_ms())
+        chains = partition.chains
+        chains.tidy(self._clock.now_ms())
         self._checked[partition.number] = (partition.token, steady_s())
 
     async def check(self, number: int) -> int:
@@ -378,29 +364,15 @@ class Planner:
         cursor, repaired = 0, 0
         while True:
             cursor, doubtful = await schedules.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
-            if doubtful:
-                repaired += await self._look_closer(number, doubtful)
+            links = [one.link for one in doubtful]
+            planned = await schedules.still_planned(self._store, number, links) if links else []
+            for (name, link), (waits, state) in zip(doubtful, planned, strict=True):
+                if waits or await schedules.schedule_again(self._store, number, name, link.claim, state) != "ok":
+                    continue  # it is there, it advanced meanwhile, or the next check handles it
+                repaired += 1
+                self.rescheduled += 1
+                self.not_run[schedules.reason_of(state)] += 1
+                log.warning("schedule %s: next occurrence was missing (%s); scheduled again", name,
+                            schedules.reason_of(state), extra={"schedule": name})  # fmt: skip
             if not cursor:
                 return repaired
-
-    async def _look_closer(self, number: int, doubtful: list[schedules.Doubtful]) -> int:
-        repaired = 0
-        planned = await schedules.still_planned(self._store, number, [one.link for one in doubtful])
-        for one, (waits, state) in zip(doubtful, planned, strict=True):
-            if not waits:
-                repaired += await self._schedule_again(number, one.name, one.link, state)
-        return repaired
-
-    async def _schedule_again(self, number: int, name: str, link: ChainState, state: str) -> int:
-        written = await schedules.schedule_again(self._store, number, name, link.claim, state)
-        if written != "ok":
-            return 0  # it advanced meanwhile, or the next check handles it
-        self.rescheduled += 1
-        self.not_run[schedules.reason_of(state)] += 1
-        log.warning("schedule %s: next occurrence was missing (%s); scheduled again", name,
-                    schedules.reason_of(state), extra={"schedule": name})  # fmt: skip
-        return 1
-
-
-def _may_be_long(one: tuple[Flight, OccurrencePlan]) -> bool:
-    return may_be_long(one[1].definition)

@@ -62,9 +62,6 @@ class Bitmaps:
             return True
         return is_set(self.fired, 0, index) and not is_set(self.redo, 0, index)
 
-    def to_redo(self, index: int) -> bool:
-        return is_set(self.redo, 0, index)
-
     def fire(self, indexes: Sequence[int]) -> tuple[int, bytes]:
         """Set the fired bits; return the byte range that changed."""
         fired = self.fired
@@ -102,9 +99,6 @@ class Bitmaps:
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
         self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
         self.dirty_low, self.dirty_high = 0, max(last, self.dirty_high)
-
-    def unsettle(self, index: int) -> None:
-        self.done[index >> 3] &= ~_MASK[index & 7] & 0xFF
 
     @property
     def done_rows(self) -> int:
@@ -289,9 +283,6 @@ class DueRows:
         for key in keys:
             rows[key & INDEX_MASK] = None
 
-    def drop_all_rows(self) -> None:
-        self.rows = [None] * len(self.rows)
-
 
 def offsets(heads: Iterable[bytes]) -> "array[int]":
     """Decode the offsets of rows from their first four bytes."""
@@ -445,7 +436,8 @@ class LiveSlice:
         self.kept = END
         self.seen = seen
         # A hold slice is read many times, a window at a time, and its finished rows are mostly at its start.
-        self.cursor = self._finished_rows() if self.slice.is_hold and not self.row_filter.dedupe else 0
+        skips = self.slice.is_hold and not self.row_filter.dedupe
+        self.cursor = min(self.bits.done_from_start, self.tail_index + 1) if skips else 0
         self.deferred = 0
         self.queue = DueRows(self.cursor)
         """The rows read in this pass, and which of them wait."""
@@ -493,7 +485,10 @@ class LiveSlice:
         else:
             keys = self.row_filter.filter(queue.rows, first, self.seen, self.low)
         if self.high != END:
-            keys = self._within_window(keys)
+            beyond = [key for key in keys if key >= self.high]
+            self.deferred += len(beyond)
+            queue.drop_rows(beyond)
+            keys = [key for key in keys if key < self.high]
         if any(flag & SCHEDULED for flag in flags):
             self.has_schedules = True
             held = map(queue.rows.__getitem__, map(INDEX_MASK.__and__, keys))
@@ -504,13 +499,6 @@ class LiveSlice:
     def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
         """Send unmarked four-byte rows to the dead letters at once: they are damaged, not cancelled."""
         self.step_back(self.row_filter.judge_stubs(first_byte, cancelled))
-
-    def _within_window(self, keys: list[int]) -> list[int]:
-        kept = [key for key in keys if key < self.high]
-        if len(kept) < len(keys):
-            self.deferred += len(keys) - len(kept)
-            self.queue.drop_rows(key for key in keys if key >= self.high)
-        return kept
 
     def trim(self, keep: int) -> int:
         """Keep only the earliest rows; the others are read again in a later pass. Return how many were dropped."""
@@ -587,10 +575,6 @@ class LiveSlice:
         self.held.difference_update(indexes)
         return changed
 
-    def _finished_rows(self) -> int:
-        """Return how many rows from the start on are done."""
-        return min(self.bits.done_from_start, self.tail_index + 1)
-
     # -- firing ------------------------------------------------------------------------------------
 
     @property
@@ -646,7 +630,7 @@ class LiveSlice:
 
     def to_redo(self, index: int) -> bool:
         """Return True if a former owner has fired this row and not finished it."""
-        return self.bits.to_redo(index)
+        return is_set(self.bits.redo, 0, index)
 
     def unmark_fired(self, indexes: Sequence[int]) -> None:
         """Clear the fired bits of rows that did not leave. Rows fired by a former owner stay fired: they may have been
@@ -668,13 +652,13 @@ class LiveSlice:
     def reopen(self, index: int) -> None:
         """Mark a settled row as in flight after all: fired, and not done."""
         self.out += 1
-        self.bits.unsettle(index)
+        self.bits.done[index >> 3] &= ~_MASK[index & 7] & 0xFF
         self.held.add(index)
 
     def let_rows_go(self) -> None:
         """Drop the bytes of all rows if none waits; a row that has to wait again is read again."""
         if not self.held:
-            self.queue.drop_all_rows()
+            self.queue.rows = [None] * len(self.queue.rows)
             self.passes += 1
 
     def settle_many(self, indexes: list[int]) -> None:

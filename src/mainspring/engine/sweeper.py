@@ -5,11 +5,8 @@ import logging
 from collections import Counter
 from typing import Final
 
-import msgspec
-
 from ..model.errors import StoreError
 from ..store import queue_state
-from ..store.keys import Slice
 from ..store.owner import fire, holds
 from ..store.store import Store
 from ..store.tasks import dead_letters, index
@@ -27,14 +24,6 @@ QUEUE_IDLE_MS: Final = 86_400_000
 """An empty queue that got no task for this long is removed."""
 
 
-def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
-    """Return the record to keep of a dropped slice; None if it must not be dropped."""
-    if not place.is_hold:
-        return b""
-    record = partition.hold_policy.may_drop(place)
-    return None if record is None else msgspec.structs.replace(record, ended_ms=now_ms).encode()
-
-
 class Sweeper:
     """Drops slices and forgets ids, a little at a time."""
 
@@ -43,19 +32,19 @@ class Sweeper:
         store: Store,
         owned: dict[int, Partition],
         *,
-        letter_limits: DeadLetterLimits | None = None,
+        dead_letter_limits: DeadLetterLimits | None = None,
     ) -> None:
         self._store = store
         self._owned = owned
         self._at = self._cursor = 0
         self.dropped = 0
-        self._letter_limits = letter_limits or DeadLetterLimits()
+        self._dead_letter_limits = dead_letter_limits or DeadLetterLimits()
         self._expire_at_ms = 0
         self._queues_at_ms = 0
         self._queue_cursors: dict[int, int] = {}
         self._expired: Counter[str] = Counter()
         """Dead letters dropped since the last line in the log."""
-        self.letters_dropped: Counter[str] = Counter({"age": 0, "number": 0})
+        self.dead_letters_dropped: Counter[str] = Counter({"age": 0, "number": 0})
         """Dead letters dropped so far, by reason."""
 
     @property
@@ -67,7 +56,7 @@ class Sweeper:
         busy = await self.drop_finished()
         await self._forget_holds()
         more = await self._forget_ids()
-        more = await self._expire_letters() or more
+        more = await self._expire_dead_letters() or more
         await self._forget_queues()
         return 0.0 if more else 0.02 if busy else 0.5
 
@@ -75,11 +64,10 @@ class Sweeper:
         """Drop slices that are done and past their grace. Return True if there may be more."""
         now_ms = self._store.clock.now_ms()
         finished = [
-            fire.FinishedSlice(partition.number, partition.token, place, live.g, record)
+            fire.FinishedSlice(partition.number, partition.token, live.slice, live.g, record)
             for partition in self._owned.values()
-            for place, live in partition.slices.items()
-            if place.over_ms + GRACE_MS < now_ms and live.all_done and partition.unanswered is None
-            if (record := _kept_of(partition, place, now_ms)) is not None
+            for live in partition.lives
+            if live.slice.over_ms + GRACE_MS < now_ms and (record := partition.may_drop(live, now_ms)) is not None
         ][:256]
         if not finished:
             return False
@@ -96,13 +84,11 @@ class Sweeper:
 
     def _dropped(self, finished: fire.FinishedSlice, status: fire.WriteStatus) -> None:
         partition = self._owned.get(finished.partition)
-        live = partition.slices.get(finished.slice) if partition is not None else None
+        live = partition.live_at(finished.slice) if partition is not None else None
         if partition is None or live is None or live.g != finished.g:
             return
         if status == "ok":
-            partition.dropped(live)
-            if finished.slice.is_hold:
-                partition.hold_policy.gone(finished.slice, self._store.clock.now_ms())
+            partition.dropped(live, self._store.clock.now_ms())
             self.dropped += 1
         elif status == "stale" or (status == "refused" and live.all_done):
             # Tasks were appended since we looked, or the server lost writes: read everything again. Not if the new rows
@@ -113,7 +99,7 @@ class Sweeper:
         """Forget the records of holds once the ids of their tasks may be forgotten."""
         before_ms = self._store.clock.now_ms() - self._window_ms
         for partition in list(self._owned.values()):
-            ended = partition.hold_policy.holds.ended
+            ended = partition.ended_holds
             # Use our own clock only to limit the requests: the server's clock decides.
             if old := [one for one in ended.items() if one[1] < before_ms][:1_000]:
                 gone = await holds.forget_records(self._store, partition.number, old, window_ms=self._window_ms)
@@ -145,18 +131,18 @@ class Sweeper:
             following = await queue_state.forget_idle(self._store, number, cursor, idle_ms=QUEUE_IDLE_MS)
             self._queue_cursors[number] = following
 
-    async def _expire_letters(self) -> bool:
+    async def _expire_dead_letters(self) -> bool:
         """Drop some of the oldest dead letters past their limits. Return True if there may be more."""
         now_ms = self._store.clock.now_ms()
         # A time further ahead than one interval: the clock was set back since.
-        if not any(self._letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
+        if not any(self._dead_letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
             return False
         more, failure = False, None
-        for answer in await dead_letters.expire(self._store, sorted(self._owned), self._letter_limits):
+        for answer in await dead_letters.expire(self._store, sorted(self._owned), self._dead_letter_limits):
             if isinstance(answer, StoreError):
                 failure = answer
                 continue
-            for count in (self._expired, self.letters_dropped):
+            for count in (self._expired, self.dead_letters_dropped):
                 count.update(age=answer.for_age, number=answer.for_number)
             more = more or sum(answer) == dead_letters.AT_ONCE
         if more:

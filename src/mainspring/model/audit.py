@@ -80,10 +80,15 @@ def of_pause(pause: Pause | None) -> View:
     }  # fmt: skip
 
 
-def of_dead_letter(letter: "DeadLetter | None") -> View:
-    if letter is None:
+def of_dead_letter(dead_letter: "DeadLetter | None") -> View:
+    if dead_letter is None:
         return None
-    return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
+    return {
+        "target": bare(dead_letter.target),
+        "lane": dead_letter.lane,
+        "died_ms": dead_letter.died_ms,
+        "attempts": dead_letter.attempts,
+    }
 
 
 def of_dead_letters(**filters: object) -> dict[str, str]:

@@ -159,15 +159,15 @@ class DeadFilter(msgspec.Struct, frozen=True):
         """True if dead letters have to be decoded to know whether they match."""
         return (self.target, self.lane, self.reason) != (None, None, None)
 
-    def fits(self, letter: DeadLetter) -> bool:
+    def fits(self, dead_letter: DeadLetter) -> bool:
         """Return whether a dead letter matches. The time range is not checked: the index is ordered by time."""
-        if self.lane is not None and letter.lane != self.lane:
+        if self.lane is not None and dead_letter.lane != self.lane:
             return False
-        if self.reason is not None and self.reason.casefold() not in letter.reason.casefold():
+        if self.reason is not None and self.reason.casefold() not in dead_letter.reason.casefold():
             return False
-        if self.target is None or self.target == letter.target:
+        if self.target is None or self.target == dead_letter.target:
             return True
-        return self.target.endswith("*") and letter.target.startswith(self.target[:-1])
+        return self.target.endswith("*") and dead_letter.target.startswith(self.target[:-1])
 
 
 class DeadPage(msgspec.Struct, frozen=True):

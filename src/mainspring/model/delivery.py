@@ -178,9 +178,10 @@ class Response(msgspec.Struct, frozen=True, gc=False):
         return fields | bytes_to_fields("body", self.body)
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> "Response":
-        headers = tuple((name, value) for name, value in told["headers"])
-        return cls(told["status"], headers, bytes_from_fields("body", told), told["duration_ms"])
+    def from_dict(cls, fields: dict[str, Any]) -> "Response":
+        """Return the response that `as_dict` has described."""
+        headers = tuple((name, value) for name, value in fields["headers"])
+        return cls(fields["status"], headers, bytes_from_fields("body", fields), fields["duration_ms"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def idh_of(task_id: str) -> bytes:
 
 
 def idh_in_lane(idh: bytes, lane: str) -> bytes:
-    """The 16 bytes that stand for a caller-given id in a lane; `idh` is the hash of the id alone.
+    """Return the 16-byte hash of a caller-given id in a lane; `idh` is the hash of the id alone.
 
     No UTF-8 text contains the first byte, so no id is hashed from the same bytes.
     """

@@ -146,9 +146,9 @@ class HoldRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A partition's record of one of its holds, stored under the name of its slice."""
 
     key: str
-    """`lane:<lane>`, or the key given by the gate that holds these tasks."""
+    """`lane:<lane>`, or the key under which these tasks wait for the flow."""
     cause: str = ""
-    """`retry`, `parked`, or the key given by the gate."""
+    """`retry`, `parked`, or the key under which they wait for the flow."""
     since_ms: int = 0
     reason: str = ""
     who: str = ""

@@ -10,6 +10,7 @@ that began it, so a decision that is repeated after a crash makes notices with t
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from ipaddress import ip_address
 from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,7 @@ from .delivery import Response
 from .errors import InvalidInput
 from .explain import moment
 from .ids import check_name, idh_of
+from .limits import HORIZON_MS
 from .run import FAILED_ENDS, RunRecord
 from .targets.names import receiver_of, shown_target
 from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
@@ -298,6 +300,10 @@ def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
     return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
+MOST_EPISODES: Final = 5_000
+"""Open episodes of a partition; beyond it those that failed longest ago are forgotten, a tenth at a time."""
+
+
 class Episodes:
     """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
 
@@ -328,9 +334,17 @@ class Episodes:
                 del self.known[key]
             else:
                 self.known[key] = after
+                if len(self.known) > MOST_EPISODES:
+                    self._forget_oldest()
         if notice is not None:
             run_id = signal.place if signal.bad and signal.record is not None else None
             yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
+
+    def _forget_oldest(self) -> None:
+        """Make room: receivers that fail once and are never called again would stay for ever."""
+        for key in nsmallest(MOST_EPISODES // 10, self.known, key=lambda one: self.known[one].last_ms):
+            del self.known[key]
+            self.changed[key] = None
 
 
 _MAX_SUBJECT_BYTES: Final = 128
@@ -620,15 +634,15 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return {**when, "timezone": self.zone, "grace": f"{self.grace_ms}ms"}
 
     def deadline_ms(self, last_ms: int) -> int:
-        """Return until when the beat after the one at `last_ms` must come."""
+        """Return until when the beat after the one at `last_ms` must come; ten years later at most, as for any task."""
         if not self.cron:
-            return last_ms + self.every_ms + self.grace_ms
+            return last_ms + min(self.every_ms + self.grace_ms, HORIZON_MS)
         from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
 
         next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms)
         if next_ms is None:
             raise InvalidInput(f"cron {self.cron!r} never comes")
-        return next_ms + self.grace_ms
+        return min(next_ms + self.grace_ms, last_ms + HORIZON_MS)
 
 
 class Beats(Mapping[str, Expected]):
@@ -697,6 +711,9 @@ class BeatState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     episodes: dict[str, Episode] = {}
 
 
+_RECHECK_MS: Final = 60_000
+
+
 def after_report(
     name: str, state: BeatState | None, report: BeatReport, default: Expected | None, channels: Channels, now_ms: int
 ) -> tuple[BeatState, list[Decided]]:
@@ -723,7 +740,8 @@ def after_report(
         after = msgspec.structs.replace(after, last_ms=report.came_ms, deadline_ms=deadline_ms)
     elif report.deadline_ms is not None and report.deadline_ms == before.deadline_ms:
         tell(report.deadline_ms, bad=True)
-        after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
+        # Not more often than once a minute: a beat that does not come is checked for ever.
+        after = msgspec.structs.replace(after, deadline_ms=max(expected.deadline_ms(now_ms), now_ms + _RECHECK_MS))
     elif expected != before.expected or not before.deadline_ms:
         after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
     return msgspec.structs.replace(after, episodes=episodes.known), decided

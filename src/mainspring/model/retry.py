@@ -141,7 +141,7 @@ class RetryPolicy:
     def of(cls, **settings: Any) -> "RetryPolicy":
         """Make a policy from settings: `RetryPolicy.of(max_attempts=5, base="200ms", on={"429": "retry 30s"})`.
 
-        `retries=5` may stand for `max_attempts=6`.
+        `retries=5` is the same as `max_attempts=6`.
         """
 
         return read_policy(settings)

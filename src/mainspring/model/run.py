@@ -23,7 +23,7 @@ from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
 from .targets.names import shown_target
-from .task import pattern_fits
+from .task import fits_one, pattern_fits
 
 if TYPE_CHECKING:
     from .schedule.chain import NotRun
@@ -353,6 +353,8 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
     queue: str | None = None
     by: str | None = None
     """The node or worker."""
+    allowed: tuple[str, ...] | None = None
+    """Patterns of targets of which one must fit."""
     ends: frozenset[RunEnd] | None = None
     from_ms: int = 0
     """When a run was recorded, included: within milliseconds of its end."""
@@ -370,6 +372,7 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
             and (self.queue is None or record.queue == self.queue)
             and (self.by is None or record.by == self.by)
             and (self.target is None or pattern_fits(self.target, record.target))
+            and (self.allowed is None or fits_one(self.allowed, record.target))
         )
 
 

@@ -1,5 +1,6 @@
 """A task as callers write it and get it back, its payload, and filters for lists of tasks."""
 
+import re
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, cast
@@ -234,6 +235,17 @@ def pattern_fits(pattern: str, target: str) -> bool:
     return pattern == target or (pattern.endswith("*") and target.startswith(pattern[:-1]))
 
 
+def fits_one(patterns: Sequence[str], target: str) -> bool:
+    """Return whether the target fits one of the patterns that a key is bound to, and does not climb out of it."""
+    return any(pattern_fits(one, target) for one in patterns) and not _climbs(target)
+
+
+def _climbs(target: str) -> bool:
+    """Return whether a URL climbs out of its prefix, as `https://a.example/mine/../yours` does."""
+    path = target.lower().replace("%2e", ".").replace("%2f", "/").replace("\\", "/").partition("?")[0]
+    return target.startswith("http") and re.search(r"/\.\.?(?:/|#|$)", path) is not None
+
+
 class TaskFilter(msgspec.Struct, frozen=True):
     """Selects tasks that match every given field."""
 
@@ -253,7 +265,7 @@ class TaskFilter(msgspec.Struct, frozen=True):
             return False
         if self.target is not None and not pattern_fits(self.target, target):
             return False
-        return self.allowed is None or any(pattern_fits(pattern, target) for pattern in self.allowed)
+        return self.allowed is None or fits_one(self.allowed, target)
 
 
 class QueueFilter(msgspec.Struct, frozen=True):

@@ -126,27 +126,31 @@ def _stand_in(error: BaseException, seen: set[int], *, redacted: bool) -> BaseEx
     seen.add(id(error))
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    if isinstance(error, BaseExceptionGroup):
+    if issubclass(kind, BaseExceptionGroup):
         # The errors inside a task group say more than the group itself.
-        some = [one for one in error.exceptions if id(one) not in seen][:MAX_CHAINED]
+        some = [one for one in BaseExceptionGroup.exceptions.__get__(error) if id(one) not in seen][:MAX_CHAINED]
         inner = [_stand_in(one, seen, redacted=redacted) for one in some]
-        text = "several" if redacted else _message(error.message)
+        text = "several" if redacted else _message(BaseExceptionGroup.message.__get__(error))
         made: BaseException = type(kind.__name__, (BaseExceptionGroup,), named)(text, inner or [Exception()])
     else:
         text = "" if redacted else _message(_words(error) or "")
         made = type(kind.__name__, (BaseException,), named)(text)
-    made.__traceback__, left_out = _ends_of(error.__traceback__)
+    # Past the exception's own class: its properties are the application's code, and may raise.
+    trace, cause, context, suppressed = (
+        getattr(BaseException, name).__get__(error)
+        for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__")
+    )
+    made.__traceback__, left_out = _ends_of(trace)
     if left_out:
         made.add_note(f"({left_out} frames in the middle are left out)")
-    cause, context = error.__cause__, error.__context__
     # A chain may contain a cycle.
     if len(seen) >= MAX_CHAINED:
         return made
     if cause is not None and id(cause) not in seen:
         made.__cause__ = _stand_in(cause, seen, redacted=redacted)
-    elif context is not None and id(context) not in seen and not error.__suppress_context__:
+    elif context is not None and id(context) not in seen and not suppressed:
         made.__context__ = _stand_in(context, seen, redacted=redacted)
-    made.__suppress_context__ = error.__suppress_context__
+    made.__suppress_context__ = suppressed
     return made
 
 

@@ -10,7 +10,7 @@ from .errors import InvalidInput
 from .limits import HORIZON_MS
 
 When = datetime | int | float | str
-"""An instant: an aware datetime, epoch milliseconds, or an ISO 8601 text with an offset."""
+"""An instant: an aware datetime, epoch milliseconds (a number or its digits), or an ISO 8601 text with an offset."""
 
 Delay = timedelta | str
 """A duration: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
@@ -23,8 +23,10 @@ LATEST_MS: Final = 3 * 10**14
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_UNITS: Final = (("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
-_DATE: Final = re.compile(r"\d{4}-|\d{8}T")
-"""How ISO 8601 times begin; delays never do."""
+_DATE: Final = re.compile(r"\d{4}-|\d{8}T|\d{8,22}(?:\.\d*)?$", re.ASCII)
+"""How ISO 8601 times begin, and epoch times; delays never do."""
+_NUMBER: Final = re.compile(r"(?!\d{8}$)\d{1,22}(\.\d{0,22})?", re.ASCII)
+"""Epoch milliseconds as text. Eight digits are a date."""
 _ISO: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.IGNORECASE | re.ASCII,
@@ -110,8 +112,8 @@ def delay_text(ms: int) -> str:
 
 def read_iso(text: str) -> datetime:
     """Return the time in an ISO 8601 text; raise ValueError for any other text."""
-    if "\0" in text:
-        raise ValueError(text)  # Python would ignore the rest
+    if "\0" in text or _NUMBER.fullmatch(text):
+        raise ValueError(text)  # Python would ignore what follows a zero byte, and read 1712010100930 as a date of 1712
     return datetime.fromisoformat(text)
 
 
@@ -119,9 +121,8 @@ def instant_ms(when: When, *, field: str = "at") -> int:
     """Return an instant in epoch milliseconds, rounded up so that nothing fires early."""
     if isinstance(when, bool):
         raise InvalidInput(f"{field} is a bool; give an aware datetime or epoch milliseconds")
-    if isinstance(when, int):
-        _check_unit(when, field)
-        return when
+    if isinstance(when, (int, float)):
+        return _number_ms(when, field)
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise InvalidInput(
@@ -129,12 +130,9 @@ def instant_ms(when: When, *, field: str = "at") -> int:
                 " in Python e.g. tzinfo=UTC"
             )
         return math.ceil((when - _EPOCH) / timedelta(milliseconds=1))
-    if isinstance(when, float):
-        if not math.isfinite(when):
-            raise InvalidInput(f"{field} is {when}; give a finite number of milliseconds")
-        _check_unit(math.ceil(when), field)
-        return math.ceil(when)
     if isinstance(when, str):
+        if number := _NUMBER.fullmatch(when):
+            return _number_ms(float(when) if number[1] else int(when), field)
         try:
             return instant_ms(read_iso(when), field=field)
         except InvalidInput:
@@ -147,6 +145,15 @@ def instant_ms(when: When, *, field: str = "at") -> int:
 
 
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+def _number_ms(number: float, field: str) -> int:
+    try:
+        at_ms = math.ceil(number)
+    except (OverflowError, ValueError):  # infinite, or not a number
+        raise InvalidInput(f"{field} is {number}; give a finite number of milliseconds") from None
+    _check_unit(at_ms, field)
+    return at_ms
 
 
 def _check_unit(at_ms: int, field: str) -> None:

@@ -40,6 +40,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Without a heartbeat for this long it counts as dead."""
 
     def serves(self, queue: str) -> bool:
+        """Return whether the worker takes jobs of this queue."""
         return queue in self.queues and not self.stopping
 
 

@@ -97,7 +97,7 @@ def _tasks(engine: Engine) -> Iterator[Family]:
         skipped,
     )
     text = "Dead letters dropped by the limits on age and number."
-    dropped = engine.sweeper.letters_dropped
+    dropped = engine.sweeper.dead_letters_dropped
     yield family("mainspring_dead_letters_dropped_total", "counter", text, "reason", dropped)
     timed = {
         "lateness": ("Seconds from the due time (or the put, if later) to the start of the delivery.", meters.lateness),
@@ -113,7 +113,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
     labels = (("namespace", engine.store.keys.namespace), ("node", engine.options.node), ("version", __version__))
     yield Family("mainspring_node_info", "gauge", "Namespace, id and version of this node.", (Sample(labels, 1),))
     leads = node.seat is not None and node.seat.membership.leads
-    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow_control.bounded)
+    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow.bounded)
     now = {
         "leader": ("1 on the leader, the node that assigns partitions, else 0.", leads),
         "partitions": ("Partitions of the namespace.", len(engine.store.keys)),
@@ -138,8 +138,8 @@ def _partitions(engine: Engine) -> Iterator[Family]:
     now_ms = engine.store.clock.now_ms()
     held, out, overdue = {}, {}, {}
     for number, one in engine.owned.items():
-        held[str(number)] = sum(live.waiting for live in one.slices.values())
-        out[str(number)] = sum(live.out for live in one.slices.values())
+        held[str(number)] = one.rows
+        out[str(number)] = one.out
         soonest = one.soonest_ms
         overdue[str(number)] = max(0.0, now_ms - soonest) / 1000 if soonest < inf else 0.0
     text = "Seconds that the earliest waiting task is overdue, without tasks held by a pause or a breaker."
@@ -199,7 +199,7 @@ def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, 
     pending = {}
     for number, counters in counters_by_partition.items():
         partition = engine.owned.get(number)
-        out = sum(live.out for live in partition.slices.values()) if partition is not None else 0
+        out = partition.out if partition is not None else 0
         # Read a moment after the counters: a task that began in between must not make it negative.
         pending[str(number)] = max(0, counters["accepted"] - sum(counters[name] for name in _SETTLED) - out)
     yield family(

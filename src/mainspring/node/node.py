@@ -20,7 +20,6 @@ from ..config.config import Config
 from ..engine.engine import Engine, EngineOptions
 from ..engine.flow import FlowOptions
 from ..engine.lookahead import Reach
-from ..engine.notifier import WATCHDOG, NoticeOptions
 from ..model.audit import Change, View, changes, of_schedule
 from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
 from ..model.notice import BEAT, NOTIFY
@@ -44,6 +43,7 @@ from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
+from .notifier import WATCHDOG, Forwarder, NoticeOptions, Notifier
 from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
@@ -122,8 +122,6 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         command_queues={name: command.queue for name, command in config.commands.items()},
         dead_letters=DeadLetterLimits(round(config.dead_letters_max_age_s * 1000), config.dead_letters_max),
         history=config.history_rules,
-        history_target=config.history_target,
-        notices=NoticeOptions(config.notify.of(config.namespace), config.beats, config.watchdog_url is not None),
         audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )
@@ -371,8 +369,14 @@ class Node:
             if isinstance(sink, NoticeSink):
                 sink.store = notices
         engine.ownership_changed = seat.loop.wake
-        engine.notifier.leads = lambda: seat.membership.leads
         await engine.start()
+        channels = self.config.notify.of(self.config.namespace)
+        told = NoticeOptions(channels, self.config.beats, self.config.watchdog_url is not None)
+        if told:
+            notifier = Notifier(engine.store, engine.owned, told, engine.flow, lambda: seat.membership.leads)
+            engine.loops.notify.start(notifier.step)
+        if self.config.history_target is not None:
+            engine.loops.forward.start(Forwarder(engine.store, engine.owned, self.config.history_target).step)
 
     async def _probe_server(self) -> float:
         """Ping the server: without an engine no other call would correct the clock, or notice an outage."""

@@ -2,7 +2,7 @@
 
 What a schedule says itself is refused where it cannot work (`model/schedule/definition.py`). What it leaves to its
 target, its queue or the node changes with their settings, so it is reported and nothing is refused. The settings are
-those of whoever asks; over its API a node answers by its own.
+those of the caller; over its API a node uses its own.
 """
 
 import time

@@ -411,7 +411,8 @@ def mail_of(way: MailWay, digest: Digest, key: str) -> EmailMessage:
     mail = EmailMessage()
     mail["From"] = way.sender
     mail["To"] = ", ".join(way.to)
-    mail["Subject"] = f"[{digest.namespace}] {_cut(digest.title, 200)}"
+    # `=?` begins an encoded word, which `email` and readers of mail decode: control characters could hide in it.
+    mail["Subject"] = f"[{digest.namespace}] {_cut(digest.title, 200)}".replace("=?", "= ?")
     mail["Date"] = formatdate()
     domain = way.sender.rpartition("@")[2]
     mail["Message-ID"] = f"<{hashlib.sha256(key.encode()).hexdigest()[:40]}@{domain}>"

@@ -5,7 +5,7 @@ answers = await queue.finish(store, [End(job, DONE) for job in jobs])
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -248,7 +248,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
             parts.s_retries.append(_keys_of(names, job)[0])
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
-            parts.deaths += (position, _letter(job, outcome, now_ms).encode(), now_ms)
+            parts.deaths += (position, _dead_letter(job, outcome, now_ms).encode(), now_ms)
         case JobCancelled():
             parts.cancels.append(position)
             parts.x_cancels.append(_keys_of(names, job)[3])
@@ -270,7 +270,7 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
 
-def _letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
+def _dead_letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
     reason = outcome.reason[:MAX_ERROR_CHARS]
     if not job.body.target:  # undecodable: keep its bytes for inspection
         return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
@@ -356,8 +356,7 @@ class Endings(Protocol):
 
     def died(self, job: Job, outcome: Dead) -> None: ...
 
-    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
-        """Return what the history keeps of it."""
+    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]: ...
 
 
 async def take(store: Store, worker: str, asks: Asks, endings: Endings | None = None) -> list[Job]:
@@ -502,6 +501,16 @@ async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
     return beaten
 
 
+MOST_NAMED: Final = 16
+"""Most queues that a message to workers names."""
+
+
+def announce(names: PartitionKeys, queues: Collection[str], listening: int = 1) -> RedisCommand:
+    """Tell workers which queues of a partition have jobs, and how many workers heard the message before this one."""
+    named = queues if len(queues) <= MOST_NAMED else ()
+    return ("SPUBLISH", names.work, " ".join((str(listening), *named)))
+
+
 async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     """Return jobs that were taken but not started; this does not count as a delivery. Others can take them at once.
     Jobs that a worker died with before are offered with the next reclaim."""
@@ -510,7 +519,8 @@ async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     for by in every:
         rows = [(job.idh, job.entry, job.claim, job.queue) for job in by.jobs]
         slot, commands = _script_call(store, "queue_back", by, rows)
-        groups.append((slot, [*commands, ("SPUBLISH", store.keys.partitions[by.partition].work, "1")]))
+        names = store.keys.partitions[by.partition]
+        groups.append((slot, [*commands, announce(names, {job.queue for job in by.jobs})]))
     beaten = Beaten([], [])
     failures = _sort_out(every, await store.run(groups), beaten)
     if beaten.cancelled:

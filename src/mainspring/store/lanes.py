@@ -238,11 +238,11 @@ async def skip_head(store: Store, failed: Failed, reason: str) -> LaneAnswer:
     keys = store.keys.partitions[at.partition]
     body, now_ms = found.body, await store.sample_clock()
     due_ms = body.original_due_ms if body.original_due_ms is not None else found.due_ms or 0
-    letter = DeadLetter.of(body, body.id or failed.head.idh.hex(), reason, now_ms, due_ms, at.pack(), sent=False)
+    dead_letter = DeadLetter.of(body, body.id or failed.head.idh.hex(), reason, now_ms, due_ms, at.pack(), sent=False)
     s, f, _, x = keys.slice_keys(at.slice.name)
     names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, s, f, x]
     score = repr(score_of(at.slice.start_ms, at.r))
-    args: list[Arg] = [at.slice.name, score, at.index, failed.head.idh, letter.encode(), now_ms, at.pack()]
+    args: list[Arg] = [at.slice.name, score, at.index, failed.head.idh, dead_letter.encode(), now_ms, at.pack()]
     call = store.scripts.call("lane_skip", names, args)
     status, _ = await store.run_one(keys.slot, [call, ("SPUBLISH", keys.wake, "1")])
     answer: LaneAnswer = status.decode()

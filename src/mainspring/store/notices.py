@@ -11,7 +11,7 @@ import msgspec
 from ..model.delivery import Response
 from ..model.errors import StoreError
 from ..model.ids import idh_of
-from ..model.notice import KINDS, Episode, Notice, NoticeKind, Taken
+from ..model.notice import KINDS, BeatState, Episode, Expected, Notice, NoticeKind, Taken
 from ..model.run import RunRecord
 from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
@@ -246,16 +246,41 @@ class Notices:
         return reply
 
 
-async def is_watched(store: Store, name: str) -> bool:
-    """Return whether it is known when a beat is expected."""
-    [found] = await store.run_one(store.keys.slot, [("HEXISTS", store.keys.watched, name)])
-    return bool(found)
+MOST_BEATS: Final = 10_000
+"""Beats that a namespace watches: each is a task that returns for ever."""
+_UNWATCHED_MS: Final = 86_400_000
+"""A deadline that passed this long ago has no task any more: it was cancelled."""
+
+
+async def read_expected(store: Store, name: str) -> Expected | None:
+    """Return when a beat is expected; None if nobody has said so."""
+    [raw] = await store.run_one(store.keys.slot, [("HGET", store.keys.watched, name)])
+    return None if raw is None else _beat.decode(raw).expected
+
+
+async def has_room(store: Store, name: str) -> bool:
+    """Return whether a beat can be watched: it is already, or there are not too many.
+
+    Forget some of those that are not watched any more if there are too many.
+    """
+    watched, slot = store.keys.watched, store.keys.slot
+    known, count = await store.run_one(slot, [("HEXISTS", watched, name), ("HLEN", watched)])
+    if known or count < MOST_BEATS:
+        return True
+    [some] = await store.run_one(slot, [("HRANDFIELD", watched, 100, "WITHVALUES")])
+    before_ms = store.clock.now_ms() - _UNWATCHED_MS
+    pairs = zip(some[::2], some[1::2], strict=True)
+    gone = [one for one, raw in pairs if _beat.decode(raw).deadline_ms < before_ms]
+    if gone:
+        await store.run_one(slot, [("HDEL", watched, *gone)])
+    return bool(gone)
 
 
 _CURSOR: Final = b"@"
 """Field of the cursor; the names of episodes begin with a channel, which cannot have this name."""
 _notice: Final = msgspec.msgpack.Decoder(Notice)
 _episode: Final = msgspec.msgpack.Decoder(Episode)
+_beat: Final = msgspec.msgpack.Decoder(BeatState)
 
 
 def _window_of(field: bytes) -> int:

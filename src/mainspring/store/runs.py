@@ -153,6 +153,8 @@ _COUNTER_OF: Final = {"done": OK} | dict.fromkeys(FAILED_ENDS, FAILED) | {"retry
 
 Subject = Literal["s", "q", "t"]
 """A schedule, a queue, a target."""
+_ALL: Final = "t"
+"""Subject of all runs together: no target is empty. Adding up the subjects when asked would take seconds."""
 
 
 def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[tuple[str, ...], bytes]:
@@ -199,10 +201,11 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for run in runs:
         record = run.record
         groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
-    sums: dict[str, dict[int, int]] = {}
+    # All runs first: a subject that comes later may find no room.
+    sums: dict[str, dict[int, int]] = {_ALL: {}}
     for (target, queue, schedule), some in groups.items():
         counts = _counts_of_group(some)
-        sums_of = [sums.setdefault(f"t{_receiver(target)}", {})]
+        sums_of = [sums[_ALL], sums.setdefault(f"t{_receiver(target)}", {})]
         if queue is not None:
             sums_of.append(sums.setdefault(f"q{queue}", {}))
         if schedule is not None:
@@ -539,7 +542,13 @@ def output_text(output: Output) -> str:
 # -- logs of running jobs ---------------------------------------------------------------------------------------------
 
 LOG_ENTRIES: Final = 1_000
+LOG_BYTES: Final = 4 << 20
+"""About what the log of one job may take: of long parts fewer are kept."""
 LOG_KEPT_MS: Final = 3_600_000
+_LOG_AT_ONCE: Final = 64
+"""Parts that one look returns; the next look goes on."""
+_LOG_END: Final = 200
+"""Parts at the end of a log: a record has no more lines, and a part has one at least."""
 
 
 async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> None:
@@ -547,57 +556,70 @@ async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> 
     groups: list[Group] = []
     for partition, idh, text in logs:
         keys = store.keys.partitions[partition]
-        key = keys.run_log(idh)
-        add = ("XADD", key, "MAXLEN", "~", LOG_ENTRIES, "*", "l", text.encode())
+        key, part = keys.run_log(idh), text.encode()
+        most = min(LOG_ENTRIES, LOG_BYTES // max(1, len(part)))
+        add = ("XADD", key, "MAXLEN", "~", most, "*", "l", part)
         groups.append((keys.slot, [add, ("PEXPIRE", key, LOG_KEPT_MS)]))
     await store.run(groups)
 
 
 async def read_log(store: Store, reference: "Reference", after: str) -> tuple[str, str]:
-    """Return what the log of a running job has after an entry, and its last entry."""
+    """Return what the log of a running job has after an entry, as far as one look goes, and its last entry."""
     if not _ENTRY_ID.fullmatch(after):
         raise InvalidInput(f"cursor {after[:80]!r} is not one that a log returned")
+    rows = await _parts(store, reference, "XRANGE", f"({after}", "+", _LOG_AT_ONCE)
+    return _text_of_parts(rows), rows[-1][0].decode() if rows else after
+
+
+async def end_of_log(store: Store, reference: "Reference") -> str:
+    """Return the end of the log of a job."""
+    return _text_of_parts((await _parts(store, reference, "XREVRANGE", "+", "-", _LOG_END))[::-1])
+
+
+async def _parts(store: Store, reference: "Reference", command: str, first: str, last: str, most: int) -> Sequence[Any]:
     groups: list[Group] = []
     for spot in reference.spots_of_records(len(store.keys)):
         keys = store.keys.partitions[spot.partition]
-        groups.append((keys.slot, [("XRANGE", keys.run_log(spot.idh), f"({after}", "+", "COUNT", LOG_ENTRIES)]))
+        groups.append((keys.slot, [(command, keys.run_log(spot.idh), first, last, "COUNT", most)]))
     for result in await store.run(groups):
         [rows] = _checked(result)
         if rows:
-            text = b"".join(row[1][1] for row in rows)
-            return text.decode(errors="replace"), rows[-1][0].decode()
-    return "", after
+            return list(rows)
+    return ()
+
+
+def _text_of_parts(rows: Sequence[Any]) -> str:
+    return b"".join(row[1][1] for row in rows).decode(errors="replace")
 
 
 # -- counts and state ----------------------------------------------------------------------------------------------
+
+
+_READ_AT_ONCE: Final = 512
+"""Counts that are read and added up together: a step of the event loop must stay short."""
 
 
 async def run_counts(
     store: Store, kind: Subject, name: str | None, from_ms: int, to_ms: int, width_ms: int
 ) -> list[RunCounts]:
     """Return the counts of each minute or hour of a range: of one subject, or of all runs together."""
+    subject = _ALL if name is None else kind + name
     times = range(from_ms - from_ms % width_ms, to_ms, width_ms)
-    groups: list[Group] = []
-    for keys in store.keys.partitions:
-        names = [keys.rollup(width_ms, at_ms) for at_ms in times]
-        if name is None:
-            groups.append((keys.slot, [("HGETALL", key) for key in names]))
-        else:
-            groups.append((keys.slot, [("HMGET", key, kind + name) for key in names]))
-    sums: list[Counter[int]] = [Counter() for _ in times]
-    for result in await store.run(groups) if times else ():
-        for total, flat in zip(sums, _checked(result), strict=True):
-            values = flat if name is not None else _of_kind(flat, kind)
-            for raw in values:
+    found: list[RunCounts] = []
+    at_once = max(1, _READ_AT_ONCE // len(store.keys))
+    for first in range(0, len(times), at_once):
+        some = times[first : first + at_once]
+        sums: list[Counter[int]] = [Counter() for _ in some]
+        groups: list[Group] = [
+            (keys.slot, [("HGET", keys.rollup(width_ms, at_ms), subject) for at_ms in some])
+            for keys in store.keys.partitions
+        ]
+        for result in await store.run(groups):
+            for total, raw in zip(sums, _checked(result), strict=True):
                 if raw is not None:
                     total.update(_read_counts(raw))
-    return [_counts(at_ms, total) for at_ms, total in zip(times, sums, strict=True)]
-
-
-def _of_kind(flat: Sequence[bytes], kind: str) -> list[bytes]:
-    """Return the counts of all subjects of a kind; those of the others are under `o` and the kind."""
-    subjects = zip(flat[::2], flat[1::2], strict=True)
-    return [raw for subject, raw in subjects if subject[:1] == kind.encode() or subject == f"o{kind}".encode()]
+        found += [_counts(at_ms, total) for at_ms, total in zip(some, sums, strict=True)]
+    return found
 
 
 def _read_counts(raw: bytes) -> dict[int, int]:

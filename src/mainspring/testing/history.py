@@ -244,7 +244,7 @@ class Life:
         self.doubted = False
         """A call that would have ended it was never answered."""
 
-    def anew_since(self, at_us: int) -> bool:
+    def again_since(self, at_us: int) -> bool:
         return bool(self.again) and self.again[-1] >= at_us
 
     @property
@@ -613,7 +613,7 @@ def _after_the_end(life: Life, faults: Faults) -> Iterator[Violation]:
     superseded_us = life.superseded.at_us if life.superseded is not None else None
     ends: tuple[tuple[Rule, int | None], ...] = (("cancelled", life.cancelled), ("superseded", superseded_us))
     for rule, ended_us in ends:
-        if ended_us is None or life.accepted.twice or life.anew_since(ended_us) or faults.lossy(ended_us, ended_us):
+        if ended_us is None or life.accepted.twice or life.again_since(ended_us) or faults.lossy(ended_us, ended_us):
             continue
         for begun in life.begins:
             if begun.at_us > ended_us or begun.attempt not in life.retried:
@@ -625,7 +625,7 @@ def _repeats(key: str, life: Life, faults: Faults) -> Iterator[Violation]:
     """Yield an attempt made twice, or one after success, without a failure in between that affects its first holder."""
     for former, begun in zip(life.begins, life.begins[1:], strict=False):
         failed = begun.attempt > former.attempt and former.attempt in life.retried
-        if failed or life.accepted.twice or life.anew_since(former.at_us):
+        if failed or life.accepted.twice or life.again_since(former.at_us):
             continue
         # Among workers the later one may have failed: it can have stalled before it began.
         failing = (former.node,) if begun.token else (former.node, begun.node)
@@ -654,7 +654,7 @@ def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Viola
             former = before.get(begun.attempt)
             before[begun.attempt] = begun
             delivered[begun.partition, begun.token] += 1
-            if former is None or life.accepted.twice or life.anew_since(former.at_us):
+            if former is None or life.accepted.twice or life.again_since(former.at_us):
                 continue
             if not faults.lossy(former.at_us, begun.at_us):
                 repeated[former.partition, former.token].append(begun)

@@ -31,7 +31,7 @@ class ManualWorker:
         """Run everything that waits in the queues; return whether there was anything."""
         worker, worked = self._worker, False
         while True:
-            worker.taker.hints.add_all()
+            worker.taker.ready.add_all()
             await worker.taker.step()
             if not worker.executor.runs and not worker.finisher.unsent:
                 return worked

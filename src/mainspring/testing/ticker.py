@@ -137,9 +137,9 @@ class Ticker:
     async def turn(self) -> list[Delivery]:
         """Fire everything that is due by the stopped clock; return the deliveries."""
         before = len(self.deliveries)
-        await self.engine.turn()
+        await turn(self.engine)
         while self._worker is not None and await self._worker.turn():
-            await self.engine.turn()
+            await turn(self.engine)
         return self.deliveries[before:]
 
     async def advance(self, *, ms: int = 0, seconds: float = 0, minutes: float = 0, hours: float = 0) -> list[Delivery]:
@@ -183,3 +183,39 @@ class Ticker:
         if self._open is None:
             raise RuntimeError("the ticker is not open; use 'async with Ticker(…) as ticker'")
         return self._open
+
+
+async def turn(engine: Engine) -> int:
+    """Run every role of an engine once at the current time; return the deliveries settled so far."""
+    await engine.pauses.step()
+    await engine.keeper.step()
+    engine.lookahead.reconnected()
+    await _all_steps(engine.lookahead.step)
+    engine.dispatcher.acks.woken(engine.owned)
+    await _all_steps(engine.planner.step)
+    while True:
+        before = _progress(engine)
+        if engine.keeper.is_due or not all(one.holds_lease for one in engine.owned.values()):
+            await engine.keeper.step()  # a long turn outlasts leases, and nothing begins without one
+        await engine.permits.step()
+        await engine.dispatcher.step()
+        await engine.dispatcher.drain()
+        await _all_steps(engine.lookahead.step)
+        await _all_steps(engine.planner.step)
+        if _progress(engine) == before and not any(one.has_ready for one in engine.owned.values()):
+            break
+    await engine.planner.flush()
+    while await engine.sweeper.drop_finished():
+        pass
+    return engine.deliveries.delivered
+
+
+async def _all_steps(step: Callable[[], Awaitable[float]]) -> None:
+    while await step() == 0.0:
+        pass
+
+
+def _progress(engine: Engine) -> tuple[int, ...]:
+    """Return counters that change with every turn in which something happened."""
+    supplied, decisions = engine.permits.supplied, engine.planner.decisions
+    return engine.deliveries.delivered, engine.dispatcher.moved, decisions, supplied, engine.lookahead.held

@@ -199,7 +199,7 @@ class Process:
         until = time.monotonic() + _SETTLE_S
         while self._selector.get_map() and time.monotonic() < until:
             if not self._read(until - time.monotonic()):
-                break  # somebody outside the group holds the pipes
+                break  # a process outside the group holds the pipes
         self._selector.close()
         for stream in (self._popen.stdout, self._popen.stderr):
             assert stream is not None

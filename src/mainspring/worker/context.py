@@ -35,6 +35,7 @@ LOOP_TIMEOUT_S: Final = 30.0
 PUBLISH_EVERY_S: Final = 0.5
 PUBLISHED_CHARS: Final = 16_384
 """Most text of a job that is published at once; of more the end."""
+_MOST_TEXTS: Final = 256
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -69,10 +70,13 @@ class Memory:
         """
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends
             # Not in the run's own variables: what publishes would keep its context alive.
-            self._loop.call_soon_threadsafe(self._take, context, text, context=Variables())
+            self._loop.call_soon_threadsafe(self._take, context, text[-PUBLISHED_CHARS:], context=Variables())
 
     def _take(self, context: "Context", text: str) -> None:
-        self._written.setdefault(context, []).append(text)
+        texts = self._written.setdefault(context, [])
+        texts.append(text)
+        if len(texts) >= _MOST_TEXTS:  # a program may print a gigabyte in half a second
+            texts[:] = ["".join(texts)[-PUBLISHED_CHARS:]]
         if self._publishing is None or self._publishing.done():
             self._publishing = self._loop.create_task(self._publish())
 

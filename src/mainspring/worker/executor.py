@@ -14,16 +14,19 @@ from contextvars import copy_context
 from itertools import chain
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..model.clock import Clock, steady_s
+from ..model.clock import steady_s
 from ..model.delivery import DONE, DROPPED, EXPIRED, EXPIRED_RUNNING, Dead, Done, Outcome, Retry, as_ours, has_expired
 from ..model.errors import InvalidInput
 from ..model.job import Job, Output
 from ..model.text import describe, did_you_mean, placed
 from .command import kill_all
 from .context import CURRENT, Context, Memory
-from .handler import Outputs, Registry, Work, WrongArguments
+from .handler import Outputs, Work, WrongArguments
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 log = logging.getLogger("mainspring.worker")
 
@@ -58,21 +61,9 @@ class JobRun:
     """One run of a job: started once, ended once. What its handler does afterwards is ignored."""
 
     __slots__ = (
-        "begin_by",
-        "context",
-        "deadline",
-        "job",
-        "outcome",
-        "output",
-        "over",
-        "started",
-        "stopped",
-        "taken",
-        "task",
-        "timeout_s",
-        "value",
-        "work",
-    )
+        "begin_by", "context", "deadline", "job", "outcome", "output", "over", "started", "stopped", "taken", "task",
+        "timeout_s", "value", "work",
+    )  # fmt: skip
 
     def __init__(
         self, job: Job, work: Work, namespace: str, taken: float, memory: Memory | None = None, *, begin_by: float = inf
@@ -417,32 +408,13 @@ MOST_DELIVERIES: Final = 5
 class Executor:
     """Runs coroutines in the pool, everything else in threads; both share one limit."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        namespace: str,
-        clock: Clock,
-        *,
-        concurrency: int,
-        lease_s: float,
-        memory: Memory | None = None,
-        ended: Callable[[JobRun], None],
-        refused: Callable[[Job, Outcome], None],
-        returned: Callable[[list[JobRun]], None],
-        freed: Callable[[JobRun], None],
-    ) -> None:
-        self._registry = registry
-        self._namespace = namespace
-        self._clock = clock
-        self.concurrency = concurrency
-        self._lease_s = lease_s
-        self._memory = memory
-        self._ended = ended
-        self._refused = refused
-        self._returned = returned
-        self._freed = freed
-        self._pool = CoroutinePool(concurrency, clock.now_ms, self._over)
-        self._threads = ThreadRunner(concurrency, clock.now_ms, self._over)
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._clock = worker.store.clock
+        self._memory = Memory(worker.store)
+        self.concurrency = worker.options.concurrency
+        self._pool = CoroutinePool(self.concurrency, self._clock.now_ms, self._over)
+        self._threads = ThreadRunner(self.concurrency, self._clock.now_ms, self._over)
         self.runs: set[JobRun] = set()
         self._stuck: set[JobRun] = set()
         """Runs that were stopped but whose threads are still busy: a thread cannot be ended."""
@@ -473,17 +445,18 @@ class Executor:
 
     def add(self, jobs: Iterable[Job], asked: float) -> None:
         """Add jobs; `asked` is when they were requested (`steady_s`): their leases did not begin earlier."""
-        now, begin_by = time.monotonic(), asked + self._lease_s
+        now, begin_by = time.monotonic(), asked + self._worker.options.lease_s
+        namespace, refuse = self._worker.store.keys.namespace, self._worker.finisher.refuse
         for job in jobs:
-            work = self._registry.find(job.body.target)
+            work = self._worker.registry.find(job.body.target)
             if job.deliveries > MOST_DELIVERIES:
-                self._refused(job, Dead(f"the workers that ran it died, {job.deliveries - 1} times in a row"))
+                refuse(job, Dead(f"the workers that ran it died, {job.deliveries - 1} times in a row"))
             elif work is None:
                 self._say_unknown(job)
                 # Retry later, not at once: otherwise this worker would take it again and again, and no other could.
-                self._refused(job, Retry(f"this worker does not know {job.body.target}", untried=True))
+                refuse(job, Retry(f"this worker does not know {job.body.target}", untried=True))
             else:
-                run = JobRun(job, work, self._namespace, now, self._memory, begin_by=begin_by)
+                run = JobRun(job, work, namespace, now, self._memory, begin_by=begin_by)
                 self.runs.add(run)
                 (self._pool if work.is_async else self._threads).add(run)
 
@@ -492,7 +465,7 @@ class Executor:
         target = job.body.target
         if target not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
             self._unknown.add(target)
-            meant = did_you_mean([target], [work.target for work in self._registry])
+            meant = did_you_mean([target], [work.target for work in self._worker.registry])
             log.warning("%s: this worker does not know %s; left to other workers, untried%s", job.id, target, meant,
                         extra={"task": job.id, "target": target})  # fmt: skip
 
@@ -502,7 +475,7 @@ class Executor:
         """Handle a function that has returned."""
         if run in self._stuck:
             self._stuck.discard(run)
-            self._freed(run)
+            self._worker.freed(run)
         if not run.over:
             self._conclude(run)
 
@@ -510,7 +483,7 @@ class Executor:
         run.over = True
         self.runs.discard(run)
         self.ended += 1
-        self._ended(run)
+        self._worker.ended(run)
 
     def stop_run(self, run: JobRun, why: Stop) -> None:
         """Stop a run. One that cannot be stopped is left alone, and its result does not count."""
@@ -552,7 +525,7 @@ class Executor:
         self._counted = (self.ended, now)
         if any(not run.started and run.taken < now - SURPLUS_S for run in self.runs):
             # Jobs take longer than before, so those taken ahead would wait too long here.
-            self._returned(self.take_back())
+            self._worker.finisher.put_back(self.take_back())
         return WATCH_S
 
     def taken_before(self, then: float) -> list[JobRun]:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..model.clock import Clock
 from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry
@@ -18,7 +18,6 @@ from ..model.retry import Policies, RetryPolicy
 from ..model.run import (
     DELIVERED,
     STOPPED,
-    HistoryRules,
     Run,
     RunDetails,
     RunRecord,
@@ -28,12 +27,13 @@ from ..model.run import (
     judge,
 )
 from ..model.text import describe, trace_of
-from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
 from ..store.runs import within
-from ..store.store import Store
 from .executor import JobRun
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 log = logging.getLogger("mainspring.worker")
 
@@ -66,18 +66,16 @@ class RunMeters:
         for counts in self.counts.values():
             counts.update(dict.fromkeys(kinds, 0))
 
-    def ended(self, run: JobRun, fate: RunFate) -> None:
-        kind = _kind_of(run.job)
+    def ended(self, job: Job, fate: RunFate, run: JobRun | None = None) -> None:
+        # An unreadable entry has no target, and came from a queue.
+        kind = job.body.target.partition(":")[0] or "queue"
         self.counts[fate][kind] += 1
-        if run.started:
+        if run is not None and run.started:
             took_s = time.monotonic() - run.started
-            since_due_s = (self._clock.now_ms() - run.job.due_ms) / 1000
+            since_due_s = (self._clock.now_ms() - job.due_ms) / 1000
             self.lateness[kind].observe(max(0.0, since_due_s - took_s))
             if fate == "done":
                 self.took[kind].observe(took_s)
-
-    def ended_unbegun(self, job: Job, fate: RunFate) -> None:
-        self.counts[fate][_kind_of(job)] += 1
 
 
 def fate_of(verdict: Verdict) -> RunFate:
@@ -103,11 +101,6 @@ def outcome_of(verdict: Verdict, traceback: str) -> Outcome | JobCancelled:
             return Dead(verdict.reason, traceback=traceback)
 
 
-def _kind_of(job: Job) -> str:
-    """Return the kind of a job; an unreadable entry has no target, and came from a queue."""
-    return job.body.target.partition(":")[0] or "queue"
-
-
 IDLE_S: Final = 60.0
 RESULT_BYTES: Final = 8_192
 """Most of a command's output that its result carries; the history has more of it."""
@@ -116,24 +109,12 @@ RESULT_BYTES: Final = 8_192
 class Finisher:
     """Turns runs into ends by the retry policy; `step` writes them."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        policies: Policies,
-        failures: Failures,
-        wake: Callable[[], None],
-        lanes: LanePolicies,
-        history: HistoryRules | None = None,
-    ) -> None:
-        self._history = history or HistoryRules()
-        self._store = store
-        self._worker = worker
-        self._policies = policies
-        self._failures = failures
-        self._wake = wake
-        self._lanes = lanes
-        self.meters = RunMeters(store.clock)
+    def __init__(self, worker: "Worker") -> None:
+        options = worker.options
+        self._worker, self._store, self._name = worker, worker.store, options.name
+        self._policies = Policies(options.retry, by_queue=options.queue_retries)
+        self._lanes = LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
+        self.meters = RunMeters(worker.store.clock)
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
         self.broken: BaseException | None = None
@@ -154,14 +135,14 @@ class Finisher:
         said = Retry(f"the run could not be ended: {describe(error)}")
         now_ms = self._store.clock.now_ms()
         verdict = judge(said, job.body, job.original_due_ms, now_ms, RetryPolicy(), None, now_ms)
-        self.meters.ended_unbegun(job, fate_of(verdict))
-        self._wake()
+        self.meters.ended(job, fate_of(verdict))
+        self._worker.wake_finisher()
         self.unsent.append(End(job, outcome_of(verdict, trace_of(error))))
 
     def _add(self, run: JobRun) -> None:
         """Turn a run into an end. A run whose job another worker has by now is only counted as lost."""
         if run.stopped == "lost":
-            self.meters.ended(run, "lost")
+            self.meters.ended(run.job, "lost", run)
             return
         if run.stopped == "stale":
             log.warning("%s: not started, because its lease expired while it waited; giving it back", run.job.id,
@@ -171,41 +152,35 @@ class Finisher:
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":
-            self._finish(run, STOPPED)
+            self._end(run.job, run.outcome, STOPPED, run)
         else:
-            self._finish(run, self._judge(run.job, run.outcome, run))
-
-    def _finish(self, run: JobRun, verdict: Verdict) -> None:
-        self.meters.ended(run, fate_of(verdict))
-        error = None if isinstance(run.outcome, Done) else run.outcome.error
-        end = End(run.job, outcome_of(verdict, trace_of(error)))
-        if run.work.result_ttl_ms and verdict.is_over:
-            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
-        self._put(end, verdict, run.outcome, run)
+            self._end(run.job, run.outcome, self._judge(run.job, run.outcome, run), run)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """Record the outcome of a job that was never started."""
         try:
-            verdict = self._judge(job, outcome, None)
-            if verdict.counted:
-                self.meters.ended_unbegun(job, fate_of(verdict))
-            error = None if isinstance(outcome, Done) else outcome.error
-            self._put(End(job, outcome_of(verdict, trace_of(error))), verdict, outcome, None)
+            self._end(job, outcome, self._judge(job, outcome, None), None)
         except Exception as error:  # noqa: BLE001  # as above
             self._break_down(job, error)
 
     def put_back(self, runs: Iterable[JobRun]) -> None:
         """Queue jobs to be given back, for other workers."""
         self.given_back += [run.job for run in runs]
-        self._wake()
+        self._worker.wake_finisher()
 
-    def _put(self, end: End, verdict: Verdict, said: Outcome, run: JobRun | None) -> None:
+    def _end(self, job: Job, said: Outcome, verdict: Verdict, run: JobRun | None) -> None:
+        """Queue the end of a job to be written; `run` is None if it was never started."""
+        if run is not None or verdict.counted:
+            self.meters.ended(job, fate_of(verdict), run)
+        end = End(job, outcome_of(verdict, trace_of(None if isinstance(said, Done) else said.error)))
+        if run is not None and run.work.result_ttl_ms and verdict.is_over:
+            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
         if verdict.counted:
-            end.runs = self._runs(end.job, verdict, said, run)
-        if end.job.body.occurrence is not None and verdict.is_over:
-            end.run_end = pack_end(end.job, _ending(verdict), self._store.clock.now_ms())
+            end.runs = self._runs(job, verdict, said, run)
+        if job.body.occurrence is not None and verdict.is_over:
+            end.run_end = pack_end(job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
-            self._wake()
+            self._worker.wake_finisher()
         self.unsent.append(end)
 
     def _judge(self, job: Job, said: Outcome, run: JobRun | None) -> Verdict:
@@ -225,14 +200,8 @@ class Finisher:
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""
         verdict = buried(outcome.reason)
-        self.meters.ended_unbegun(job, fate_of(verdict))
+        self.meters.ended(job, fate_of(verdict))
         self._report(job, outcome, verdict, self._store.clock.now_ms())
-
-    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
-        """Return what the history keeps of a job that ends when it is taken."""
-        if isinstance(said, Dead):
-            return self._runs(job, buried(said.reason), said, None)
-        return self._runs(job, STOPPED, DONE, None)
 
     def _report(self, job: Job, said: Retry | Dead, verdict: Verdict, now_ms: int) -> None:
         fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
@@ -249,22 +218,28 @@ class Finisher:
             idempotency_key=idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane),
             exception=said.error,
         )
-        self._failures.report(failure)
+        self._worker.failures.report(failure)
+
+    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
+        """Return what the history keeps of a job that ends when it is taken."""
+        if isinstance(said, Dead):
+            return self._runs(job, buried(said.reason), said, None)
+        return self._runs(job, STOPPED, DONE, None)
 
     def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
         """Return what the history keeps of an attempt, and of those before it whose workers died."""
-        now_ms = self._store.clock.now_ms()
+        now_ms, keeps = self._store.clock.now_ms(), self._worker.options.history.keeps
         began_ms = now_ms - round((time.monotonic() - run.started) * 1000) if run is not None and run.started else 0
         output, log = (None, ()) if run is None else (run.output, run.context.lines)
         exit_code, answer_bytes = (None, 0) if output is None else (output.exit_code, output.size)
         record = RunRecord.of(
-            job, verdict, said, began_ms, now_ms, self._worker,
+            job, verdict, said, began_ms, now_ms, self._name,
             code=exit_code, queue=job.queue, answer_bytes=answer_bytes,
         )  # fmt: skip
         trace = trace_of(error_of(said))
         details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
-        kept: tuple[Run, ...] = (Run(record, details),) if self._history.keeps(record) else ()
-        if job.deliveries > 1 and self._history.keeps(lost := record.as_lost()):
+        kept: tuple[Run, ...] = (Run(record, details),) if keeps(record) else ()
+        if job.deliveries > 1 and keeps(lost := record.as_lost()):
             kept = (Run(lost),) * (job.deliveries - 1) + kept
         return kept
 
@@ -275,7 +250,7 @@ class Finisher:
             run.value if verdict.end == "done" else None,
             verdict.reason,
             attempt=run.job.body.attempt,
-            worker=self._worker,
+            worker=self._name,
             target=run.job.body.target,
             due_ms=run.job.original_due_ms,
             started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
@@ -289,17 +264,24 @@ class Finisher:
     async def step(self) -> float:
         """Write ended jobs. Those that cannot be written are kept for the next step."""
         await self.give_back()
-        if not self.unsent:
-            return IDLE_S
         ends, self.unsent = self.unsent, []
+        failure = await self._write(ends) if ends else None
+        if failure is not None:
+            raise failure
+        return 0.0 if self.unsent else IDLE_S
+
+    async def _write(self, ends: list[End]) -> StoreError | None:
+        """Write these ends; those that the server did not take wait again. Return why it did not take them."""
         try:
             answers = await job_queue.finish(self._store, ends)
         except (StoreError, asyncio.CancelledError):
             self.unsent = ends + self.unsent
             raise
         except Exception as error:  # noqa: BLE001  # one of them cannot be written
-            await self._finish_apart(ends, error)
-            return 0.0
+            if len(ends) == 1:
+                self._break_down(ends[0].job, error)
+                return None
+            return await self._write_apart(ends)
         failure: StoreError | None = None
         left: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
@@ -310,27 +292,19 @@ class Finisher:
                 log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id,
                          extra={"task": end.job.id})  # fmt: skip
         self.unsent = left + self.unsent
-        if failure is not None:
-            raise failure
-        return 0.0 if self.unsent else IDLE_S
+        return failure
 
-    async def _finish_apart(self, ends: list[End], error: Exception) -> None:
+    async def _write_apart(self, ends: list[End]) -> StoreError | None:
         """Write ends one by one after one of them could not be written, so that it holds up no other."""
-        if len(ends) == 1:
-            self._break_down(ends[0].job, error)
-            return
+        failure: StoreError | None = None
         while ends:
             end = ends.pop(0)
             try:
-                [answer] = await job_queue.finish(self._store, [end])
+                failure = await self._write([end]) or failure
             except (StoreError, asyncio.CancelledError):
-                self.unsent = [end, *ends, *self.unsent]
+                self.unsent += ends
                 raise
-            except Exception as own:  # noqa: BLE001  # this one
-                self._break_down(end.job, own)
-            else:
-                if isinstance(answer, StoreError):
-                    self.unsent.append(end)
+        return failure
 
     async def give_back(self) -> None:
         """Return unstarted jobs to their queues, so that other workers can have them at once."""

@@ -7,18 +7,17 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from ..model.clock import steady_s
-from ..model.flow import Limit
 from ..model.job import Job
 from ..model.lane import Pauses
-from ..model.workers import WorkerInfo
 from ..store import job_queue, limits, members
 from ..store.lanes import read_pauses
-from ..store.store import Store
-from .executor import Executor
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 log = logging.getLogger("mainspring.worker")
 
@@ -26,21 +25,12 @@ log = logging.getLogger("mainspring.worker")
 class ConcurrencyLeases:
     """Leased concurrency slots of queues with a limit."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        by_queue: Mapping[str, Limit],
-        lease_s: float,
-        running: Callable[[], Iterable[str]],
-    ) -> None:
-        self._store = store
+    def __init__(self, worker: "Worker") -> None:
+        self._worker, self._store = worker, worker.store
         # Two workers may share a name but must not share slots: add a nonce.
-        self._holder = f"{worker}/{secrets.token_hex(4)}"
-        self._limits = dict(by_queue)
-        self._lease_ms = int(lease_s * 1000)
-        self._running = running
-        """Queues of the jobs running here, one entry per job."""
+        self._holder = f"{worker.options.name}/{secrets.token_hex(4)}"
+        self._limits = dict(worker.options.slots)
+        self._lease_ms = int(worker.options.lease_s * 1000)
         self._slots = dict.fromkeys(self._limits, 0)
         self._ask_at_ms = dict.fromkeys(self._limits, 0)
         self._renew_at_ms = 0
@@ -60,7 +50,7 @@ class ConcurrencyLeases:
 
     async def _within(self, shares: Mapping[str, int]) -> dict[str, int]:
         limited = [queue for queue in shares if queue in self._limits]
-        running = Counter(self._running())
+        running = Counter(self._worker.executor.queues)
         now_ms = self._store.clock.now_ms()
         short = [
             queue
@@ -90,7 +80,7 @@ class ConcurrencyLeases:
         if any(self._slots.values()):
             async with self._turn:
                 held = [queue for queue, count in self._slots.items() if count]
-                await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+                await self._ask(dict.fromkeys(held, 0), Counter(self._worker.executor.queues))
 
     async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
         asks = [
@@ -110,7 +100,7 @@ class ConcurrencyLeases:
             return True
         if queue not in self._limits or self._store.clock.now_ms() >= self._ask_at_ms[queue]:
             return False
-        return self._slots[queue] <= sum(one == queue for one in self._running())
+        return self._slots[queue] <= sum(one == queue for one in self._worker.executor.queues)
 
     def wait_s(self, queues: Iterable[str]) -> float:
         """Return the time until it is worth asking again for one of these queues."""
@@ -122,18 +112,16 @@ class ConcurrencyLeases:
 class Presence:
     """Keeps this worker in the list of live workers, for people and `explain`; no task depends on it."""
 
-    def __init__(self, store: Store, worker: str, lease_s: float, describe: Callable[[], WorkerInfo]) -> None:
-        self._store = store
-        self._key = f"{worker}/{secrets.token_hex(4)}"
-        self._lease_s = lease_s
-        self._describe = describe
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._key = f"{worker.options.name}/{secrets.token_hex(4)}"
 
     async def step(self) -> float:
-        await members.worker_beat(self._store, self._key, self._describe())
-        return self._lease_s / 3
+        await members.worker_beat(self._worker.store, self._key, self._worker.describe())
+        return self._worker.options.lease_s / 3
 
     async def leave(self) -> None:
-        await members.worker_leave(self._store, self._key)
+        await members.worker_leave(self._worker.store, self._key)
 
 
 QUICK_S: Final = 0.1
@@ -143,10 +131,9 @@ QUICK_S: Final = 0.1
 class Heartbeat:
     """Renews the leases of running jobs, and stops runs whose jobs were lost or cancelled."""
 
-    def __init__(self, store: Store, executor: Executor, lease_s: float) -> None:
-        self._store = store
-        self._executor = executor
-        self._lease_s = lease_s
+    def __init__(self, worker: "Worker") -> None:
+        self._store, self._executor = worker.store, worker.executor
+        self._lease_s = worker.options.lease_s
         self._asked = False
         self._beaten_at = 0.0
 
@@ -182,29 +169,13 @@ SHORT_S: Final = 0.25
 class Reclaimer:
     """Reclaims jobs of dead workers, as many as there are room and slots for."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        queues: Sequence[str],
-        executor: Executor,
-        room: Callable[[], int],
-        slots: ConcurrencyLeases,
-        endings: job_queue.Endings,
-        lease_s: float,
-    ) -> None:
-        self._store = store
-        self._worker = worker
-        self._queues = tuple(queues)
-        self._executor = executor
-        self._room = room
-        self._slots = slots
-        self._endings = endings
-        self._lease_s = lease_s
+    def __init__(self, worker: "Worker") -> None:
+        self._worker, self._store, self._slots = worker, worker.store, worker.slots
+        self._lease_ms = int(worker.options.lease_s * 1000)
 
     async def step(self) -> float:
         """Reclaim jobs whose worker sent no heartbeat for a lease. Jobs of a paused queue wait."""
-        every_s, room = self._lease_s / 2, self._room()
+        every_s, room = self._lease_ms / 2000, self._worker.taker.room
         left = await self._left(room) if room >= 1 else {}
         wants: Counter[str] = Counter()
         for counts in left.values():
@@ -218,22 +189,19 @@ class Reclaimer:
 
     async def _left(self, room: int) -> dict[int, dict[str, int]]:
         pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
-        queues = [one for one in self._queues if pauses.of_queue(one) is None]
+        queues = [one for one in self._worker.options.queues if pauses.of_queue(one) is None]
         return await job_queue.left_behind(self._store, queues, lease_ms=self._lease_ms, most=room) if queues else {}
 
     async def _take(self, asks: job_queue.Asks) -> list[Job]:
         if not asks:
             return []
         asked = steady_s()
-        jobs = await job_queue.reclaim(self._store, self._worker, asks, self._endings, lease_ms=self._lease_ms)
+        name, endings = self._worker.options.name, self._worker.finisher
+        jobs = await job_queue.reclaim(self._store, name, asks, endings, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker stopped sending heartbeats; it runs here now", job.id, extra={"task": job.id})
-        self._executor.add(jobs, asked)
+        self._worker.executor.add(jobs, asked)
         return jobs
-
-    @property
-    def _lease_ms(self) -> int:
-        return int(self._lease_s * 1000)
 
 
 def _fitting(left: job_queue.Asks, shares: Mapping[str, int], room: int) -> dict[int, dict[str, int]]:

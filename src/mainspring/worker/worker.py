@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from .. import __version__
 from ..model.clock import steady_s
@@ -17,16 +17,16 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import InvalidInput, StoreError
 from ..model.flow import Limit
 from ..model.job import Job
-from ..model.lane import LanePolicies, LanePolicy, Pauses
-from ..model.retry import Policies, RetryPolicy
+from ..model.lane import LanePolicy, Pauses
+from ..model.retry import RetryPolicy
 from ..model.run import HistoryRules
+from ..model.text import describe
 from ..model.workers import MOST_TARGETS, WorkerInfo
 from ..roles import Failures, Loop
 from ..store import job_queue
 from ..store.lanes import read_pauses
 from ..store.redis.servers import Subscription
 from ..store.store import Store
-from .context import Memory
 from .executor import Executor, JobRun
 from .finisher import Finisher
 from .handler import Registry
@@ -41,32 +41,59 @@ PROBE: Final = 8
 MOST_OWED: Final = 64.0
 """Most jobs that a queue may be owed, or owe, because the partitions asked had none."""
 
+AT_ONCE: Final = 4
+"""Partitions asked in one round under load: a few large bites cost the server less than many small ones."""
 
-class Shares:
-    """Divides room between queues by weight. Room that a queue does not use goes to the others."""
 
-    def __init__(self, weights: Mapping[str, int], *, strict: bool = False) -> None:
+class ReadyQueues:
+    """The partitions worth asking for jobs of each queue, and how queues share the room: by weight.
+
+    Room that a queue does not use goes to the others.
+    """
+
+    def __init__(self, weights: Mapping[str, int], partitions: int, *, strict: bool = False) -> None:
         self._weights = dict(weights)
+        self._partitions = partitions
         self._strict = strict
-        self._owed = dict.fromkeys(self._weights, 0.0)
+        self._where: dict[str, set[int]] = {queue: set() for queue in weights}
+        self._full: set[tuple[int, str]] = set()
+        """Partitions and queues that returned as many jobs as requested, so there are more."""
+        self._again: set[tuple[int, str]] = set()
+        """Partitions and queues announced while they were being asked."""
         self._dry: set[str] = set()
+        """Queues of which every partition asked had nothing, until a message names them."""
+        self._owed = dict.fromkeys(weights, 0.0)
         self._round = 0
+        self._last = -1
 
     @property
     def queues(self) -> list[str]:
-        return list(self._weights)
+        """Queues that may have jobs somewhere."""
+        return [queue for queue, where in self._where.items() if where]
 
-    def split(self, room: int, having: Iterable[str]) -> dict[str, int]:
-        """Return how many jobs to ask of each queue that may have some."""
-        names = [name for name in self._weights if name in set(having)]
+    def add(self, partition: int, queues: Iterable[str] = ()) -> None:
+        """Note a partition that has jobs of these queues; without their names, that may have some of any."""
+        named = set(queues)
+        self._dry -= named
+        for queue in self._where.keys() & named if named else self._where:
+            self._where[queue].add(partition)
+            self._again.add((partition, queue))
+
+    def add_all(self) -> None:
+        for partition in range(self._partitions):
+            self.add(partition)
+
+    def split(self, room: int, queues: Iterable[str]) -> dict[str, int]:
+        """Return how many jobs to ask of each of these queues that may have some."""
+        names = [name for name in self.queues if name in set(queues)]
         if not names or room < 1:
             return {}
         if self._strict:
             return {names[0]: room}
         full = [name for name in names if name not in self._dry] or names
-        probes = self._probes(room, [name for name in names if name not in full])
-        asks = probes | self._by_weight(room - sum(probes.values()), full)
-        return {name: asks[name] for name in names if asks.get(name, 0) > 0}
+        asks = self._probes(room, [name for name in names if name not in full])
+        left = room - sum(asks.values())
+        return asks | (self._by_weight(left, full) if left else {})
 
     def _probes(self, room: int, dry: list[str]) -> dict[str, int]:
         """Ask an empty queue for a little: enough to notice when it fills, without delaying the others."""
@@ -85,57 +112,7 @@ class Shares:
         spare = room - sum(asks.values())
         for name in sorted(names, key=lambda one: asks[one] - due[one] * scale)[:spare]:
             asks[name] += 1
-        return asks
-
-    def came(self, asked: Mapping[str, int], got: Mapping[str, int], having: Iterable[str]) -> None:
-        """Record what a round brought. `having` are the queues that may still have something.
-
-        A queue that got less than its share keeps its claim while it has partitions left to ask, and is dry if it has
-        none. Room that no queue used counts for none.
-        """
-        left = set(having)
-        full = [name for name in self._weights if name in left and name not in self._dry]
-        total, came = sum(self._weights[name] for name in full), sum(got.get(name, 0) for name in full)
-        for name in full:
-            owed = self._owed[name] + came * self._weights[name] / total - got.get(name, 0)
-            self._owed[name] = max(-MOST_OWED, min(owed, MOST_OWED))
-        for name in asked:
-            if got.get(name, 0):
-                self._dry.discard(name)
-            elif name not in left:
-                self._dry.add(name)
-                self._owed[name] = 0.0
-
-
-AT_ONCE: Final = 4
-"""Partitions asked in one round under load: a few large bites cost the server less than many small ones."""
-
-
-class PartitionHints:
-    """The partitions worth asking, by queue. Messages carry no queue name, so each counts for all queues."""
-
-    def __init__(self, queues: Sequence[str], partitions: int) -> None:
-        self._queues = tuple(queues)
-        self._partitions = partitions
-        self._hinted: dict[str, set[int]] = {queue: set() for queue in queues}
-        self._again: set[int] = set()
-        """Partitions announced while they were being asked."""
-        self._full: set[tuple[int, str]] = set()
-        """Partitions and queues that returned as many jobs as requested, so there are more."""
-        self._last = -1
-
-    def add(self, partition: int) -> None:
-        self._again.add(partition)
-        for hinted in self._hinted.values():
-            hinted.add(partition)
-
-    def add_all(self) -> None:
-        for partition in range(self._partitions):
-            self.add(partition)
-
-    def having(self) -> list[str]:
-        """Queues that may have jobs somewhere."""
-        return [queue for queue, hinted in self._hinted.items() if hinted]
+        return {name: most for name, most in asks.items() if most}
 
     def asks(self, shares: Mapping[str, int]) -> dict[int, dict[str, int]]:
         """Spread the shares over partitions, beginning with the next in turn."""
@@ -153,25 +130,45 @@ class PartitionHints:
 
     def _turn(self, queue: str, most: int) -> list[int]:
         """Return the partitions to ask now: the next in turn and a few full ones, or those that sent a message."""
-        turn = sorted(self._hinted[queue], key=lambda p: (p <= self._last, p))
+        turn = sorted(self._where[queue], key=lambda p: (p <= self._last, p))
         full = [partition for partition in turn[1:] if (partition, queue) in self._full]
         if not full:
             return turn[:most]
         return [*turn[:1], *full[: AT_ONCE - 1]][:most]
 
-    def came(self, asks: Mapping[int, Mapping[str, int]], got: Iterable[tuple[int, str]]) -> None:
-        """Forget partitions that returned fewer jobs than requested: they are empty, unless a message came since."""
-        counts: dict[tuple[int, str], int] = {}
-        for place in got:
-            counts[place] = counts.get(place, 0) + 1
-        for partition, by_queue in asks.items():
-            for queue, most in by_queue.items():
-                if counts.get((partition, queue), 0) >= most:
-                    self._full.add((partition, queue))
-                    continue
-                self._full.discard((partition, queue))
-                if partition not in self._again:
-                    self._hinted[queue].discard(partition)
+    def came(self, asks: Mapping[int, Mapping[str, int]], places: Iterable[tuple[int, str]]) -> None:
+        """Record the places, partition and queue, of the jobs that a round brought.
+
+        A partition that returned fewer than requested is empty, unless a message came since. A queue that got less than
+        its share keeps its claim while it has partitions left to ask. Room that no queue used counts for none.
+        """
+        counts = Counter(places)
+        asked = {(partition, queue): most for partition, shares in asks.items() for queue, most in shares.items()}
+        for place, most in asked.items():
+            if counts[place] >= most:
+                self._full.add(place)
+                continue
+            self._full.discard(place)
+            if place not in self._again:
+                self._where[place[1]].discard(place[0])
+        got = Counter({queue: 0 for _, queue in asked})
+        for (_, queue), count in counts.items():
+            got[queue] += count
+        self._settle(got)
+
+    def _settle(self, got: Counter[str]) -> None:
+        """Note what each queue is owed now: its part of all that came, less what it got."""
+        full = [name for name in self.queues if name not in self._dry]
+        total, came = sum(self._weights[name] for name in full), sum(got[name] for name in full)
+        for name in full:
+            owed = self._owed[name] + came * self._weights[name] / total - got[name]
+            self._owed[name] = max(-MOST_OWED, min(owed, MOST_OWED))
+        for name, count in got.items():
+            if count:
+                self._dry.discard(name)
+            elif not self._where[name]:
+                self._dry.add(name)
+                self._owed[name] = 0.0
 
 
 def interleaved(jobs: Sequence[Job]) -> Sequence[Job]:
@@ -211,24 +208,10 @@ MOST_TURNS: Final = 2
 class Taker:
     """Takes jobs, round after round, while there are jobs and room."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        shares: Shares,
-        executor: Executor,
-        unsent: Callable[[], int],
-        slots: ConcurrencyLeases,
-        endings: job_queue.Endings,
-    ) -> None:
-        self._store = store
-        self._slots = slots
-        self._worker = worker
-        self._shares = shares
-        self._executor = executor
-        self._unsent = unsent
-        self._endings = endings
-        self.hints = PartitionHints(shares.queues, len(store.keys))
+    def __init__(self, worker: "Worker") -> None:
+        self._worker, self._store = worker, worker.store
+        self._executor, self._slots = worker.executor, worker.slots
+        self.ready = ReadyQueues(worker.options.queues, len(worker.store.keys), strict=worker.options.strict)
         self._polled_at = 0.0
         self._pauses = Pauses()
         self._took = False
@@ -240,7 +223,7 @@ class Taker:
     @property
     def room(self) -> int:
         # While ends cannot be reported to the server, start no more jobs: they would pile up here.
-        return self._executor.room if self._unsent() < MOST_UNSENT else 0
+        return self._executor.room if len(self._worker.finisher.unsent) < MOST_UNSENT else 0
 
     @property
     def worthwhile(self) -> bool:
@@ -265,28 +248,24 @@ class Taker:
         now = time.monotonic()
         if now >= self._polled_at + POLL_S:
             self._pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
-            self.hints.add_all()
+            self.ready.add_all()
             self._polled_at = now
-        having = [queue for queue in self.hints.having() if self._pauses.of_queue(queue) is None]
-        wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
+        having = [queue for queue in self.ready.queues if self._pauses.of_queue(queue) is None]
+        wanted = self.ready.split(self.room, [queue for queue in having if not self._slots.full(queue)])
         async with self._slots.within(wanted) as shares:
-            if asks := self.hints.asks(shares):
-                await self._take(asks, shares)
+            if asks := self.ready.asks(shares):
+                await self._take(asks)
                 return 0.0
         # Slots also become free on other workers, without a message.
         wait_s = max(0.0, self._polled_at + POLL_S - now)
         return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
 
-    async def _take(self, asks: job_queue.Asks, shares: Mapping[str, int]) -> None:
+    async def _take(self, asks: job_queue.Asks) -> None:
         asked = steady_s()
-        jobs = await job_queue.take(self._store, self._worker, asks, self._endings)
+        jobs = await job_queue.take(self._store, self._worker.options.name, asks, self._worker.finisher)
         self._executor.add(interleaved(jobs), asked)
         self._took = self._took or bool(jobs)
-        self.hints.came(asks, ((job.partition, job.queue) for job in jobs))
-        got = dict.fromkeys(shares, 0)
-        for job in jobs:
-            got[job.queue] += 1
-        self._shares.came(shares, got, self.hints.having())
+        self.ready.came(asks, ((job.partition, job.queue) for job in jobs))
 
 
 LAST_WORD_S: Final = 1.0
@@ -327,49 +306,22 @@ class Worker:
     """The roles of a worker over one set of running jobs. Made and used within a running event loop."""
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
-        self.options = options
-        self._store = store
+        self.store, self.registry, self.options = store, registry, options
         self.failures = Failures(options.error_handler, redacted=options.log_redact)
-        self.finisher = Finisher(
-            store,
-            options.name,
-            _policies(options),
-            self.failures,
-            self._something_ended,
-            _lanes(options),
-            options.history,
-        )
-        self.executor = Executor(
-            registry,
-            store.keys.namespace,
-            store.clock,
-            concurrency=options.concurrency,
-            lease_s=options.lease_s,
-            memory=Memory(store),
-            ended=self._ended,
-            refused=self.finisher.refuse,
-            returned=self.finisher.put_back,
-            freed=self._freed,
-        )
-        shares = Shares(options.queues, strict=options.strict)
-        self.slots = slots = ConcurrencyLeases(
-            store, options.name, options.slots, options.lease_s, lambda: self.executor.queues
-        )
-        name, endings = options.name, self.finisher
-        self.taker = Taker(store, name, shares, self.executor, lambda: len(self.finisher.unsent), slots, endings)
-        self.heartbeat = Heartbeat(store, self.executor, options.lease_s)
-        self.reclaimer = Reclaimer(
-            store, name, shares.queues, self.executor, lambda: self.taker.room, slots, endings, options.lease_s
-        )
-        self._registry = registry
+        self.finisher = Finisher(self)
+        self.executor = Executor(self)
+        self.slots = ConcurrencyLeases(self)
+        self.taker = Taker(self)
+        self.heartbeat = Heartbeat(self)
+        self.reclaimer = Reclaimer(self)
+        self.presence = Presence(self)
         self._started_ms = store.clock.now_ms()
-        self.presence = Presence(store, name, options.lease_s, self._describe)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.finisher.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heartbeat.beat, max_backoff_s=options.lease_s / 4)
         self._reclaim = Loop("worker: reclaim", self.reclaimer.step)
         self._watch = Loop("worker: watch", self.executor.watch)
-        self._keep = Loop("worker: slots", slots.keep, max_backoff_s=options.lease_s / 4)
+        self._keep = Loop("worker: slots", self.slots.keep, max_backoff_s=options.lease_s / 4)
         self._present = Loop("worker: presence", self.presence.step, max_backoff_s=options.lease_s / 4)
         self._loops = (
             self._take, self._end, self._beat, self._reclaim, self._watch, self._keep, self._present,
@@ -393,9 +345,9 @@ class Worker:
         roles_well = self.crashed is None and not any(loop.failures for loop in self._loops)
         return roles_well and self.finisher.broken is None
 
-    def _describe(self) -> WorkerInfo:
+    def describe(self) -> WorkerInfo:
         options = self.options
-        targets = sorted(work.target for work in self._registry if work.queue in options.queues)
+        targets = sorted(work.target for work in self.registry if work.queue in options.queues)
         return WorkerInfo(
             id=options.name,
             host=socket.gethostname(),
@@ -415,10 +367,10 @@ class Worker:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        channels = {keys.work: keys.number for keys in self._store.keys.partitions}
-        self._subscription = await self._store.servers.all()[0].subscribe(
+        channels = {keys.work: keys.number for keys in self.store.keys.partitions}
+        self._subscription = await self.store.servers.all()[0].subscribe(
             list(channels),
-            on_message=lambda channel, message: self._called(channels[channel], message),
+            on_message=lambda channel, message: self.heard(channels[channel], message),
             on_connect=self._reconnected,
         )
         with contextlib.suppress(StoreError):  # the loop tries again
@@ -441,9 +393,10 @@ class Worker:
         for loop in (self._watch, self._beat, self._keep, self._present):
             await loop.stop()
         await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like another worker's
-        await self._last_word()
-        await self._release()
-        await self._leave()
+        await self._in_time(self._report_rest(), "ended jobs could not be reported; they run again")
+        await self._hand_back()
+        await self._in_time(self.slots.release(), "slots could not be given back; they are free when the lease expires")
+        await self._in_time(self.presence.leave(), "could not sign off; listed until the lease expires")
         await self.failures.aclose()
         if self._subscription is not None:
             await self._subscription.close()
@@ -459,47 +412,35 @@ class Worker:
             return False
         return True
 
-    async def _last_word(self) -> None:
-        """Report the remaining ends to the server; jobs that cannot be reported run again."""
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                while self.finisher.unsent:
-                    await self.finisher.step()
-        except (StoreError, TimeoutError) as error:
-            log.warning("%d ended jobs could not be reported (%s); they run again", len(self.finisher.unsent), error)
-        await self._hand_back()
-
-    async def _release(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                await self.slots.release()
-        except (StoreError, TimeoutError) as error:
-            log.warning("slots could not be given back (%s); they are free when the lease expires", error)
-
-    async def _leave(self) -> None:
-        try:
-            async with asyncio.timeout(LAST_WORD_S):
-                await self.presence.leave()
-        except (StoreError, TimeoutError) as error:
-            log.warning("the worker could not sign off (%s); it is listed until its lease expires", error)
+    async def _report_rest(self) -> None:
+        while self.finisher.unsent:
+            await self.finisher.step()
 
     async def _hand_back(self) -> None:
+        failed = "jobs could not be given back; other workers get them when the lease expires"
+        await self._in_time(self.finisher.give_back(), failed)
+
+    async def _in_time(self, call: Coroutine[Any, Any, None], failed: str) -> None:
+        """Make one of the last calls to a server that may be unavailable."""
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                await self.finisher.give_back()
+                await call
         except (StoreError, TimeoutError) as error:
-            log.warning("jobs could not be given back (%s); other workers get them when the lease expires", error)
+            log.warning("%s (%s)", failed, describe(error))
 
     # -- signals between the roles -----------------------------------------------------------------------
 
-    def _called(self, partition: int, message: bytes) -> None:
-        self.taker.hints.add(partition)
-        wait_s = self.taker.turn_s(int(message) if message.isdigit() else 1)
+    def heard(self, partition: int, message: bytes) -> None:
+        listening, *queues = message.decode(errors="replace").split(" ")
+        self.taker.ready.add(partition, queues)
+        if queues and self.options.queues.keys().isdisjoint(queues):
+            return
+        wait_s = self.taker.turn_s(int(listening) if listening.isdigit() else 1)
         if not wait_s:
             self._take.wake()
         elif self._answer is None:
             self._answer = asyncio.get_running_loop().call_later(wait_s, self._answer_call)
-        if self.executor.runs:
+        if self.executor.runs and not queues:  # perhaps one of them is to be cancelled
             self.heartbeat.called()
             self._beat.wake()
 
@@ -508,32 +449,24 @@ class Worker:
         self._take.wake()
 
     def _reconnected(self) -> None:
-        self.taker.hints.add_all()
+        self.taker.ready.add_all()
         self._take.wake()
 
-    def _something_ended(self) -> None:
+    def wake_finisher(self) -> None:
         self._end.wake()
 
-    def _ended(self, run: JobRun) -> None:
+    def ended(self, run: JobRun) -> None:
         self.finisher.add(run)
-        self._freed(run)
+        self.freed(run)
         if not self.executor.runs:
             self._idle.set()
 
-    def _freed(self, run: JobRun) -> None:
+    def freed(self, run: JobRun) -> None:
         """Look for jobs: a place, and a slot of this run's queue, may be free."""
         if self.taker.waits_for_room and self.taker.worthwhile:
             self._take.wake()
         if run.job.queue in self.slots.kept:
             self._reclaim.wake()
-
-
-def _policies(options: WorkerOptions) -> Policies:
-    return Policies(options.retry, by_queue=options.queue_retries)
-
-
-def _lanes(options: WorkerOptions) -> LanePolicies:
-    return LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
 
 
 @contextlib.asynccontextmanager

@@ -87,7 +87,7 @@ def test_the_last_of_max_runs_has_no_next() -> None:
     ("rule", "next_minute", "missed"),
     [("coalesce", 10, 9), ("skip", 10, 9), ("all(3)", 8, 7), ("all(50)", None, 0)],
 )
-def test_what_becomes_of_ten_missed_runs(rule: str, next_minute: int | None, missed: int) -> None:
+def test_ten_missed_runs_follow_the_misfire_rule(rule: str, next_minute: int | None, missed: int) -> None:
     definition = minutely(misfire=rule)
     moved = after_misfire(definition, link_to(definition, at(1), ChainMemory()), at(10.5))
     if next_minute is None:
@@ -211,7 +211,7 @@ def test_a_definition_reads_as_it_was_written() -> None:
     assert view_of(definition, None, NOW_MS).as_dict()["state"] == "finished"
 
 
-def test_changes_do_not_speak_of_who_and_when() -> None:
+def test_changes_leave_out_author_and_time() -> None:
     old = minutely()
     new = msgspec.structs.replace(old, by="ann", note="why", at_ms=1, generation=2, zone="Europe/Paris")
     assert changes(old, new) == {"zone": ("UTC", "Europe/Paris")}

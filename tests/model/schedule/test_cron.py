@@ -217,7 +217,7 @@ def test_an_expression_that_can_never_run_is_refused_with_the_reason(text: str, 
 
 
 @pytest.mark.parametrize("text", ["0 0 31 2 MON", "0 0 29 2 *", "0 0 * 2 MON#5", "0 0 L-28 2 *", "0 0 29 2 */6"])
-def test_what_comes_only_in_some_years_is_accepted(text: str) -> None:
+def test_a_day_that_exists_only_in_some_years_is_accepted(text: str) -> None:
     assert runs(text, 1)
 
 

@@ -43,7 +43,7 @@ app.conf.beat_schedule = {
 """
 
 
-def test_what_names_a_zone_that_is_none_is_left_out_and_the_rest_is_taken_over() -> None:
+def test_entries_with_an_unknown_zone_are_left_out_and_the_rest_is_imported() -> None:
     found = read_crontab("CRON_TZ=Europe/Pariss\n0 3 * * * backup\nCRON_TZ=Europe/Paris\n0 4 * * * tidy")
     assert [one.name for one in found.definitions] == ["tidy"]
     assert list(found.commands) == ["tidy"]
@@ -70,7 +70,7 @@ def test_a_crontab_becomes_schedules_of_commands_that_have_to_be_registered() ->
     assert "minute" in found.problems[1]
 
 
-def test_what_only_a_shell_understands_goes_to_the_shell_of_the_crontab() -> None:
+def test_lines_that_need_a_shell_go_to_the_shell_of_the_crontab() -> None:
     lines = ["LANG=C /bin/a -b", "exec /bin/a", "date +\\%F%some input", "cd /srv && ./run"]
     found = read_crontab("PATH=/usr/bin\nSHELL=/bin/bash\n" + "".join(f"0 3 * * * {line}\n" for line in lines))
     assert list(found.commands.values()) == [
@@ -171,7 +171,7 @@ ONE = "{'task': 't', 'schedule': 5}"
         (f"app.conf.beat_schedule = dict(b={ONE})", ["b"]),
     ],
 )
-def test_what_is_added_to_a_beat_schedule_afterwards_is_read_too(more: str, names: list[str]) -> None:
+def test_later_additions_to_a_beat_schedule_are_read_too(more: str, names: list[str]) -> None:
     found = read_celery(f"app.conf.beat_schedule = {{'a': {ONE}}}\n{more}")
     assert ([one.name for one in found.definitions], found.problems) == (names, [])
 
@@ -267,12 +267,12 @@ def test_redbeat_keys_become_schedules() -> None:
     assert len(found.problems) == 2
 
 
-def test_names_that_become_the_same_are_told_apart() -> None:
+def test_names_that_become_the_same_are_distinguished() -> None:
     found = read_celery(f"beat_schedule = {{'a@b': {ONE}, 'a-b': {ONE}}}")
     assert [one.name for one in found.definitions] == ["a-b", "a-b-2"]
 
 
-def test_what_toml_cannot_say_is_left_out_of_the_file_and_told() -> None:
+def test_schedules_that_toml_cannot_express_are_left_out_and_reported() -> None:
     beat = {
         "null": {"task": "t", "schedule": 5, "kwargs": {"nothing": {"here": [None]}}},
         "marks": {"task": "t", "schedule": 5, "kwargs": {"text": '\x7f\\ "\n'}},
@@ -284,7 +284,7 @@ def test_what_toml_cannot_say_is_left_out_of_the_file_and_told() -> None:
     assert [problem.partition(":")[0] for problem in found.problems] == ["null"]
 
 
-def test_what_was_found_can_be_written_as_a_file_and_read_again() -> None:
+def test_imported_schedules_can_be_written_as_a_file_and_read_again() -> None:
     for found in (read_crontab(CRONTAB), read_celery(BEAT)):
         again = read_table(tomllib.loads(to_toml(found)), "a file", "")
         assert [(one.name, one.specs, one.exclude, one.zone, one.target, one.payload) for one in again] == [

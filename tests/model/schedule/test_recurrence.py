@@ -140,7 +140,9 @@ def test_a_long_exclusion_of_a_frequent_schedule_is_left_in_one_step() -> None:
         (["30 2 * * *", "@every 1h"], "30 2 * * SUN", "2026-03-29 03:00"),
     ],
 )
-def test_of_a_time_that_is_jumped_over_that_very_time_is_excluded(specs: list[str], left_out: str, first: str) -> None:
+def test_an_exclusion_applies_to_the_planned_time_that_the_clock_skips(
+    specs: list[str], left_out: str, first: str
+) -> None:
     recurrence = Recurrence.parse(specs, zone="Europe/Paris", exclude=[left_out, "0 1 * * *", "0 2 * * *"])
     assert runs(recurrence, "2026-03-29", 1) == [first]
 
@@ -187,7 +189,7 @@ def test_exclusions_that_cover_a_schedule_only_together_do_not_end_it(specs: lis
         (Every(36 * 3_600_000), "UTC", ["0 0,12 * 2-11 *"]),
     ],
 )  # fmt: skip
-def test_an_interval_whose_single_times_are_excluded_goes_on_after_them(
+def test_an_interval_whose_single_times_are_excluded_continues_after_them(
     every: Every, name: str, left_out: list[str]
 ) -> None:
     recurrence = Recurrence.parse([every], zone=name, exclude=left_out)

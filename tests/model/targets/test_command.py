@@ -41,7 +41,7 @@ def test_commands_come_from_the_settings_file_and_from_the_environment(tmp_path:
     assert again.commands == config.commands
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_written_commands_are_read_again() -> None:
     commands = read_commands(TABLES)
     assert read_commands(write_commands(commands)) == commands
 

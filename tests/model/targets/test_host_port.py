@@ -11,7 +11,7 @@ from mainspring.model.targets.url import HostPort
     ("text", "host", "port"),
     [("127.0.0.1:9100", "127.0.0.1", 9100), ("[::1]:9100", "::1", 9100), ("worker.local:0", "worker.local", 0)],
 )
-def test_host_and_port_are_told_apart_and_written_again(text: str, host: str, port: int) -> None:
+def test_host_and_port_are_split_and_joined_again(text: str, host: str, port: int) -> None:
     found = HostPort.parse(text)
     assert (found.host, found.port) == (host, port)
     assert str(found) == text

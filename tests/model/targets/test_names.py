@@ -57,9 +57,9 @@ def test_a_target_of_another_type_is_refused(target: object) -> None:
         ("target:ledger", "target:ledger"),
     ],
 )
-def test_the_receiver_is_who_has_to_cope(target: str, receiver: str) -> None:
+def test_each_target_has_its_receiver(target: str, receiver: str) -> None:
     assert receiver_of(target, {"report": "reports"}) == receiver
 
 
-def test_where_queues_do_not_matter_each_command_stands_for_itself() -> None:
+def test_without_queues_each_command_is_its_own_receiver() -> None:
     assert receiver_of("command:backup") == "command:backup"

@@ -42,7 +42,7 @@ def test_an_address_has_one_form(text: str, same: str) -> None:
         "ftp://example.com/?token=SECRET",
     ],
 )
-def test_what_may_be_secret_is_not_in_the_refusal(text: str) -> None:
+def test_secrets_are_not_in_the_refusal(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         check_target(text)
     assert "SECRET" not in str(error.value)
@@ -105,7 +105,7 @@ def test_digits_of_other_scripts_are_digits() -> None:
         ("http://\u2488.example/", "host name is invalid"),
     ],
 )
-def test_what_could_be_read_otherwise_is_refused(text: str, reason: str) -> None:
+def test_an_ambiguous_address_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_web_url(text)
     with pytest.raises(InvalidInput):

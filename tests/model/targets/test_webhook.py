@@ -237,7 +237,7 @@ def test_targets_in_the_environment_are_json() -> None:
         (Config(access="keys", http_allow=("127.0.0.0/8",)), True),
     ],
 )
-def test_only_a_node_that_serves_nobody_else_reaches_its_own_machine(config: Config, reached: bool) -> None:
+def test_only_a_node_that_serves_loopback_alone_may_reach_loopback(config: Config, reached: bool) -> None:
     assert ("127.0.0.0/8" in config.http_reach) == reached
 
 

@@ -104,7 +104,7 @@ def binary(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_the_server_starts_answers_on_both_roads_and_stops(folder: Path, binary: str) -> None:
+def test_the_server_starts_answers_on_socket_and_port_and_stops(folder: Path, binary: str) -> None:
     with embedded.start(folder, binary=binary) as server:
         assert server.owned
         with connect(server.url) as by_socket, connect(server.tcp_url) as by_port:
@@ -150,7 +150,7 @@ def test_a_second_process_shares_the_server_and_leaves_it_running(folder: Path) 
         assert client.ping()
 
 
-def test_of_many_processes_that_start_at_once_one_owns_the_server(folder: Path) -> None:
+def test_one_of_many_processes_that_start_at_once_owns_the_server(folder: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(folder)]
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)]
     said = [process.stdout.readline().split() for process in processes if process.stdout]
@@ -160,7 +160,7 @@ def test_of_many_processes_that_start_at_once_one_owns_the_server(folder: Path) 
     assert sorted(owned for _, owned, _ in said) == ["False"] * 4 + ["True"]
 
 
-def test_who_started_the_server_for_a_command_ends_it_after_the_others_are_done(folder: Path) -> None:
+def test_the_command_that_started_the_server_ends_it_after_the_others_are_done(folder: Path) -> None:
     with contextlib.ExitStack() as first, ThreadPoolExecutor() as threads:
         started = first.enter_context(guest(folder))
         with guest(folder) as shared, connect(shared.url) as client:
@@ -391,14 +391,14 @@ def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
         folder_module.find_binary()
 
 
-def test_an_empty_password_lets_nobody_in(folder: Path) -> None:
+def test_an_empty_password_authenticates_no_caller(folder: Path) -> None:
     folder.mkdir()
     (folder / "password").write_text("")
     with embedded.start(folder) as server, connect(server.url) as client:
         assert len(str(client.config_get("requirepass")["requirepass"])) >= 32
 
 
-def test_of_a_damaged_file_it_is_said_what_to_do(folder: Path) -> None:
+def test_the_error_about_a_damaged_file_says_what_to_do(folder: Path) -> None:
     with embedded.start(folder) as server, connect(server.url) as client:
         for number in range(100):
             client.set(f"key {number}", "x" * 100)
@@ -448,14 +448,16 @@ def test_elsewhere_the_server_keeps_lists_in_small_pieces(folder: Path, without_
         ("glibc.malloc.tcache_count=1", "glibc.malloc.tcache_count=1"),
     ],
 )
-def test_what_the_user_says_of_malloc_stands(
+def test_malloc_settings_of_the_user_are_kept(
     without_jemalloc: None, monkeypatch: pytest.MonkeyPatch, users: str, servers: str
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", users)
     assert folder_module.memory_environ()["GLIBC_TUNABLES"] == servers
 
 
-def test_what_the_user_has_loaded_stands(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_the_user_preloads_is_kept(
+    nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_PRELOAD", "libother.so")
     assert folder_module.memory_environ()["LD_PRELOAD"] == "libother.so"
     assert folder_module.memory_settings() == {"list-max-listpack-size": "12"}

@@ -59,7 +59,7 @@ async def test_a_former_owner_cannot_begin(planned: Planned, store: Store, clock
     assert await planned.owner.bits("f", planned.place) == []
 
 
-async def test_who_gave_the_partition_back_cannot_begin_any_more(planned: Planned, store: Store) -> None:
+async def test_an_owner_that_released_the_partition_cannot_begin(planned: Planned, store: Store) -> None:
     """A call that was still on its way would fire what the next owner fires as well."""
     section = await planned.owner.section(planned.place, begin=[0])
     await leases.release(store, {planned.owner.partition: planned.owner.token})
@@ -117,7 +117,7 @@ async def test_a_rolled_back_server_is_noticed_by_seq(planned: Planned) -> None:
     assert await planned.owner.bits("f", planned.place) == [0]
 
 
-async def test_a_slice_made_anew_is_not_the_one_that_was_read(
+async def test_a_recreated_slice_is_not_the_one_that_was_read(
     planned: Planned, client: Client, store: Store, clock: ManualClock
 ) -> None:
     old = await planned.owner.section(planned.place, begin=[0, 1, 2])
@@ -198,7 +198,7 @@ def _partition(store: Store, lane: str) -> int:
     return partition_of(lane, len(store.keys))
 
 
-async def test_of_all_servers_that_a_tick_asked_only_the_newest_time_counts(
+async def test_only_the_newest_time_of_all_servers_of_a_tick_counts(
     client: Client, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old one, taken last, would set the clock back behind a begin of the same call: expired tasks would go out."""

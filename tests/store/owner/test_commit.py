@@ -78,14 +78,14 @@ async def test_a_commit_from_the_future_says_rolled_back(begun: Begun, store: St
 async def test_a_stale_commit_writes_nothing_at_all(begun: Begun, store: Store) -> None:
     [touch] = begun.work.touches
     stale = touch._replace(header=b"\0" * 20)
-    letter = fire.Death(b"\1" * 16, b"", 0)
-    assert await fire.commit(store, begun.work._replace(touches=[stale], deaths=[letter])) == "stale"
+    dead_letter = fire.Death(b"\1" * 16, b"", 0)
+    assert await fire.commit(store, begun.work._replace(touches=[stale], deaths=[dead_letter])) == "stale"
     assert await begun.owner.bits("d", begun.address.slice) == []
     assert await begun.owner.raw("EXISTS", begun.owner.keys.entries(begun.retry_at.name)) == 0
     assert await begun.owner.raw("EXISTS", begun.owner.keys.dead) == 0
 
 
-async def test_a_commit_that_breaks_off_half_way_leaves_no_task_done_without_its_letter(
+async def test_a_commit_that_breaks_off_half_way_leaves_no_task_done_without_its_dead_letter(
     begun: Begun, store: Store
 ) -> None:
     """A script that fails midway does not roll back: with its done bits written first the task would be lost."""
@@ -148,10 +148,10 @@ async def test_the_last_failure_leaves_a_dead_letter_with_every_error(tickers: T
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}"))
     handle = await ticker.client.put("log:", {"a": 1}, id="id", lane="l", after="1s")
     assert len(await ticker.advance(minutes=1)) == 2
-    [letter] = await list_dead(ticker.store)
-    assert letter == DeadLetter(
-        id="id", reason="error 2", died_ms=letter.died_ms, due_ms=handle.due_ms, target="log:", payload=b'{"a":1}',
-        lane="l", attempts=2, errors=("error 1", "error 2"), place=letter.place, lane_in_key=True,
+    [dead_letter] = await list_dead(ticker.store)
+    assert dead_letter == DeadLetter(
+        id="id", reason="error 2", died_ms=dead_letter.died_ms, due_ms=handle.due_ms, target="log:", payload=b'{"a":1}',
+        lane="l", attempts=2, errors=("error 1", "error 2"), place=dead_letter.place, lane_in_key=True,
     )  # fmt: skip
     assert (await ticker.client.get("id")).state == "dead"
     books = await balance(ticker.store)
@@ -162,7 +162,7 @@ async def test_a_dead_task_is_not_tried_again(ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Dead("never"))
     await ticker.client.put("log:", after="1s")
     assert len(await ticker.advance(hours=1)) == 1
-    assert [letter.reason for letter in await list_dead(ticker.store)] == ["never"]
+    assert [dead_letter.reason for dead_letter in await list_dead(ticker.store)] == ["never"]
 
 
 async def test_a_task_that_lives_again_after_its_death_is_not_dead(ticker: Ticker) -> None:
@@ -182,8 +182,8 @@ async def test_an_expired_task_is_recorded_and_not_delivered_late(ticker: Ticker
     await ticker.client.put("log:", "on time", after="1s", expires="12s")
     clock.advance(seconds=11, ms=1)  # nobody was up
     assert sorted(one.value() for one in await ticker.turn()) == ["on time"]
-    [letter] = await list_dead(ticker.store)
-    assert (letter.id, letter.reason) == ("id", "expired")
+    [dead_letter] = await list_dead(ticker.store)
+    assert (dead_letter.id, dead_letter.reason) == ("id", "expired")
     books = await balance(ticker.store)
     assert (books.done, books.dead) == (1, 1)
 
@@ -224,7 +224,7 @@ async def test_a_sink_that_raises_or_miscounts_is_a_failed_delivery(tickers: Tic
     await ticker.client.put("queue:b", "miscount")
     await ticker.client.put("log:", "fine")
     await ticker.turn()
-    reasons = sorted(letter.reason for letter in await list_dead(ticker.store))
+    reasons = sorted(dead_letter.reason for dead_letter in await list_dead(ticker.store))
     assert reasons[0] == "RuntimeError: boom"
     assert "one outcome for each task" in reasons[1]
     assert [one.value() for one in ticker.deliveries] == ["fine"]

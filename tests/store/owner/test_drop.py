@@ -52,7 +52,7 @@ async def test_an_entry_appended_since_keeps_its_slice(
     assert len(await owner.rows(place)) == 2
 
 
-async def test_a_late_drop_cannot_touch_the_slice_made_anew(
+async def test_a_late_drop_cannot_touch_the_recreated_slice(
     finished: tuple[HandOwner, Slice], client: Client, clock: ManualClock
 ) -> None:
     owner, place = finished

@@ -97,7 +97,7 @@ async def test_a_task_without_a_queue_dies_and_takes_no_other_along(tickers: Tic
     for name in ("report", "backup", "report", "backup"):
         await ticker.client.put(f"command:{name}", after="1s", lane=None)
     await ticker.advance(seconds=1)
-    assert {letter.target for letter in await list_dead(store)} == {"command:report"}
+    assert {dead_letter.target for dead_letter in await list_dead(store)} == {"command:report"}
     books = await balance(store)
     assert (books.dead, books.queued) == (2, 2)
 
@@ -327,6 +327,19 @@ async def test_a_lane_goes_through_workers_one_at_a_time_in_order(ticker: Ticker
     assert await leftover_acks(ticker.store) == 0
 
 
+async def test_an_ack_is_removed_by_the_call_that_settles_its_task(ticker: Ticker, worker: HandWorker) -> None:
+    await in_lane(ticker, "1")
+    await ticker.advance(seconds=1)
+    assert await worker.end(await worker.take_one()) == ["ok"]
+    with bad_road(ticker.store) as road:
+        road.next("lose reply", only=calls("commit"))
+        with pytest.raises(Unavailable):
+            await ticker.turn()
+    assert await leftover_acks(ticker.store) == 0, "no later call has to remove it"
+    await ticker.turn()
+    assert (await balance(ticker.store)).done == 1
+
+
 async def leftover_acks(store: Store) -> int:
     counts = [await store.run_one(one.slot, [("HLEN", one.acks)]) for one in store.keys.partitions]
     return sum(count for [count] in counts)
@@ -340,7 +353,7 @@ async def left_by_a_former_owner(store: Store, count: int) -> None:
         await store.run_one(keys.slot, [("HSET", keys.acks, *pairs)])
 
 
-async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
+async def test_acks_of_a_former_owner_do_not_hide_the_workers_answer(
     ticker: Ticker, store: Store, worker: HandWorker
 ) -> None:
     await left_by_a_former_owner(store, 3 * fire.AT_ONCE)
@@ -355,7 +368,7 @@ async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
     assert (books.done, books.fired) == (len(jobs), 0) == (40, 0)
 
 
-async def test_what_a_former_owner_left_is_cleared_away_and_what_is_needed_stays(
+async def test_acks_of_a_former_owner_are_removed_and_needed_ones_stay(
     ticker: Ticker, store: Store, worker: HandWorker
 ) -> None:
     await in_lane(ticker, "1", "2")
@@ -381,8 +394,8 @@ async def test_a_failing_head_holds_up_its_lane_until_its_next_attempt(ticker: T
     await worker.end(job, outcome=Dead("gave up"))
     await ticker.advance(seconds=1)
     assert values(await worker.take()) == [b'"2"']
-    [letter] = await list_dead(ticker.store)
-    assert (letter.reason, letter.attempts, letter.lane) == ("gave up", 2, "a")
+    [dead_letter] = await list_dead(ticker.store)
+    assert (dead_letter.reason, dead_letter.attempts, dead_letter.lane) == ("gave up", 2, "a")
 
 
 @pytest.mark.parametrize("moment", ["queued", "running", "ended"])
@@ -454,7 +467,7 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
     assert values(await worker.take()) == [b'"4"']
 
 
-async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
+async def test_a_lane_continues_when_the_worker_answers_and_not_at_the_next_poll(
     fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "POLL_S", 3_600.0)

@@ -32,7 +32,7 @@ async def test_epoch_only_grows_and_lease_is_clamped(store: Store, clock: Manual
     assert epoch(second.token) > epoch(first.token), "the clock went back, the epoch must not"
 
 
-async def test_the_clamp_goes_by_the_lease_of_the_owner_not_of_the_one_who_asks(store: Store) -> None:
+async def test_the_clamp_uses_the_lease_of_the_owner_not_of_the_caller(store: Store) -> None:
     await HandOwner.acquire(store, owner="slow", lease_ms=60_000)
     assert await acquire(store, "quick", lease_ms=1_000) == leases.Busy("slow", 60_000)
 

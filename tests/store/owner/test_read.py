@@ -70,14 +70,14 @@ async def test_a_damaged_entry_goes_to_the_dead_letters_and_the_rest_fires(
     await append(ticker.store, place, before, DAMAGED[damage], after)
     fired = await ticker.advance(seconds=10)
     assert sorted(one.idh[0] for one in fired) == [1, 2]
-    [letter] = await list_dead(ticker.store)
-    assert letter.entry == DAMAGED[damage]
-    assert "cannot be read" in letter.reason
+    [dead_letter] = await list_dead(ticker.store)
+    assert dead_letter.entry == DAMAGED[damage]
+    assert "cannot be read" in dead_letter.reason
     books = await balance(ticker.store)
     assert (books.done, books.dead) == (2, 1)
 
 
-async def test_what_a_cancel_left_is_told_from_damage_also_after_a_lost_reply(
+async def test_the_remains_of_a_cancel_are_not_mistaken_for_damage_also_after_a_lost_reply(
     ticker: Ticker, clock: ManualClock
 ) -> None:
     place = Slice.at(clock.now_ms() + 2_000, 1000)
@@ -90,12 +90,12 @@ async def test_what_a_cancel_left_is_told_from_damage_also_after_a_lost_reply(
         with pytest.raises(Unavailable):
             await ticker.advance(seconds=2)
     assert [one.value() for one in await ticker.advance(seconds=10)] == [names[2], "good"]
-    assert [letter.entry for letter in await list_dead(ticker.store)] == [b"junk"]
+    assert [dead_letter.entry for dead_letter in await list_dead(ticker.store)] == [b"junk"]
     books = await balance(ticker.store)
     assert (books.done, books.dead, books.cancelled) == (2, 1, 2)
 
 
-async def test_every_damaged_entry_keeps_a_letter_of_its_own(ticker: Ticker, clock: ManualClock) -> None:
+async def test_every_damaged_entry_keeps_a_dead_letter_of_its_own(ticker: Ticker, clock: ManualClock) -> None:
     place = Slice.at(clock.now_ms() + 2_000, 1000)
     await append(ticker.store, place, *[b""] * 3, *[GOOD[:21]] * 2)
     await ticker.advance(seconds=10)
@@ -113,7 +113,7 @@ async def test_all_entries_damaged_is_no_reason_to_stop(ticker: Ticker, clock: M
     assert len(await list_dead(ticker.store)) == len(DAMAGED)
 
 
-async def test_a_tomb_from_nowhere_does_not_stop_its_slice(ticker: Ticker, clock: ManualClock, store: Store) -> None:
+async def test_a_stray_tombstone_does_not_stop_its_slice(ticker: Ticker, clock: ManualClock, store: Store) -> None:
     place = Slice.at(clock.now_ms() + 2_000, 1000)
     tombstone = GOOD[:4] + bytes([TOMBSTONE]) + b"\6" * 16
     await append(store, place, tombstone, GOOD)
@@ -137,7 +137,7 @@ async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
     await ticker.client.put("log:", -1, at=due_ms + 500, lane=lane)
     ticker.clock.set(due_ms - 50)
     fired = await ticker.turn()
-    most = max(sum(live.waiting for live in one.slices.values()) for one in ticker.engine.owned.values())
+    most = max(sum(live.waiting for live in one.lives) for one in ticker.engine.owned.values())
     assert most <= max(reach_tasks, 2_000)
     for _ in range(21):
         ticker.clock.advance(ms=50)

@@ -111,7 +111,7 @@ async def test_a_timeout_closes_the_connection_and_says_sent(server: Server) -> 
     assert not caught.value.sent
 
 
-async def test_a_process_that_stood_still_does_not_take_that_for_a_silent_server(server: Server) -> None:
+async def test_a_process_that_was_suspended_does_not_mistake_it_for_a_silent_server(server: Server) -> None:
     connection = await opened(server.url)
     server.pause()
     asked = asyncio.create_task(connection.pipeline([("ECHO", "late")], timeout_s=1))
@@ -122,7 +122,7 @@ async def test_a_process_that_stood_still_does_not_take_that_for_a_silent_server
     connection.close()
 
 
-async def test_a_lost_server_fails_everyone_who_waits(server: Server) -> None:
+async def test_a_lost_server_fails_every_waiting_call(server: Server) -> None:
     connection = await opened(server.url)
     waiting = [asyncio.create_task(connection.pipeline([("BLPOP", f"none{n}", 0)], timeout_s=None)) for n in range(3)]
     await asyncio.sleep(0)
@@ -133,7 +133,7 @@ async def test_a_lost_server_fails_everyone_who_waits(server: Server) -> None:
     assert connection.closed
 
 
-async def test_nobody_there_is_unavailable_and_nothing_was_sent(server: Server) -> None:
+async def test_a_refused_connection_is_unavailable_and_nothing_was_sent(server: Server) -> None:
     server.stop()
     for url in (server.url, server.unix_url):
         with pytest.raises(Unavailable, match="cannot connect") as caught:

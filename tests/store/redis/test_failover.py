@@ -151,7 +151,7 @@ async def put(client: Client, count: int, level: str, *, after: str = "1h") -> l
     return summary.handles
 
 
-async def test_what_a_weaker_level_loses_is_counted_and_said(
+async def test_losses_at_a_weaker_level_are_counted_and_reported(
     group: Sentinels, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An old state is promoted: the owner notices even where nothing comes due, and goes on from what is there."""

@@ -51,7 +51,7 @@ def begin(nodes: ServerCluster, slot: int) -> SlotMove:
 # -- what a store does with a slot on its way ---------------------------------------------------------------
 
 
-async def test_of_a_group_only_what_was_refused_is_repeated(nodes: ServerCluster, store: Store) -> None:
+async def test_only_the_refused_commands_of_a_group_are_repeated(nodes: ServerCluster, store: Store) -> None:
     """The second key has left, the first has not: a blind repeat of both would append to the first twice."""
     slot = slot_of(TAG[1:-1])
     await store.run_one(slot, [("RPUSH", f"{TAG}a", "old"), ("RPUSH", f"{TAG}b", "old")])
@@ -138,7 +138,7 @@ async def test_puts_and_cancels_wait_for_a_slot_on_its_way(nodes: ServerCluster,
     await balance(store)
 
 
-async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: ServerCluster, store: Store) -> None:
+async def test_a_put_recreates_no_key_on_the_server_that_its_slot_has_left(nodes: ServerCluster, store: Store) -> None:
     """The key would be there twice, and the one that arrives last would take the other's tasks with it."""
     client = Client.over(store)
     await client.put_many(Task("log:", after="1h") for _ in range(100))

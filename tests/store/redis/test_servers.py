@@ -114,7 +114,7 @@ async def test_callers_share_one_attempt_to_connect(server: Server) -> None:
     await links.aclose()
 
 
-async def test_a_dedicated_connection_blocks_nobody_and_ends_with_the_links(server: Server) -> None:
+async def test_a_dedicated_connection_blocks_no_other_and_closes_with_the_servers(server: Server) -> None:
     links = await Servers.connect(server.url, QUICK)
     link = links.for_slot(0)
     extra = await link.dedicated()

@@ -124,7 +124,7 @@ async def test_a_key_without_its_certificate_is_a_mistake_not_ignored(server: Se
         await Servers.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_key="client.key"))
 
 
-async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+async def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     server: Server, authority: Authority, tmp_path: Path
 ) -> None:
     """OpenSSL would ask on the terminal, and the event loop stand still until somebody types."""

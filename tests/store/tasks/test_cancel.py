@@ -139,7 +139,7 @@ async def test_bulk_cancels_hit_exactly_the_tasks_named(ticker: Ticker, step: in
     assert (books.done, books.cancelled) == (1000 - len(gone), len(gone))
 
 
-async def test_of_many_cancelled_at_once_those_under_way_are_too_late(
+async def test_many_cancels_at_once_are_too_late_for_tasks_in_flight(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
     """Many are cancelled by another way than one: told "cancelled", these would be delivered all the same."""

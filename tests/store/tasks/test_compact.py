@@ -41,7 +41,7 @@ def place_of(clock: ManualClock) -> Slice:
     return Slice.at(clock.now_ms() + AHEAD_MS, SECOND_MS)
 
 
-async def test_what_stays_fires_and_nothing_is_left_of_the_others(ticker: Ticker) -> None:
+async def test_remaining_tasks_fire_and_the_others_leave_nothing_behind(ticker: Ticker) -> None:
     names, place = ids_of(ticker.store, 600), place_of(ticker.clock)
     await put_all(ticker.client, names, place)
     stay = names[::20]
@@ -85,7 +85,7 @@ async def test_an_owner_that_has_begun_nothing_yet_cannot_fire_a_cancelled_task(
     assert await owner.bits("f", place) == []
 
 
-async def test_a_slice_of_which_something_was_begun_is_left_as_it_is(
+async def test_a_slice_in_which_something_has_begun_is_not_rewritten(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
     names, place = ids_of(store, 64), place_of(clock)
@@ -156,7 +156,7 @@ async def test_a_put_sent_twice_and_cancelled_does_not_come_back_with_its_late_c
     assert await ticker.advance(seconds=10) == []
 
 
-async def test_a_lane_that_waits_for_a_cancelled_retry_goes_on(ticker: Ticker) -> None:
+async def test_a_lane_that_waits_for_a_cancelled_retry_continues(ticker: Ticker) -> None:
     """Its owner learns of the cancel from the tombstone of the retry: that must not vanish."""
     lane = next(name for name in ids_of(ticker.store, 1))
 
@@ -233,7 +233,7 @@ async def test_a_bulk_put_repeated_is_the_same_tasks(client: Client, store: Stor
     assert (await balance(store)).accepted == 100
 
 
-async def test_of_a_bulk_put_only_what_is_new_is_stored(client: Client, store: Store, clock: ManualClock) -> None:
+async def test_a_bulk_put_stores_only_new_tasks(client: Client, store: Store, clock: ManualClock) -> None:
     names, place = ids_of(store, 120), place_of(clock)
     await put_all(client, names[::3], place)
     tasks = [Task("log:", name, at=place.start_ms + n, id=name) for n, name in enumerate(names)]
@@ -267,7 +267,7 @@ async def test_a_bulk_put_whose_reply_was_lost_is_one_task_each(ticker: Ticker) 
     assert (await balance(ticker.store)).accepted == 64
 
 
-async def test_an_owner_that_met_a_tomb_which_is_gone_by_now_takes_it_for_no_damage(ticker: Ticker) -> None:
+async def test_an_owner_does_not_mistake_a_tombstone_that_is_gone_by_now_for_damage(ticker: Ticker) -> None:
     names = ids_of(ticker.store, 100)
     await put_all(ticker.client, names, Slice.at(ticker.clock.now_ms() + 2_000, SECOND_MS))
     assert await ticker.client.cancel(names[0]) == "cancelled"
@@ -284,7 +284,7 @@ async def test_an_owner_that_met_a_tomb_which_is_gone_by_now_takes_it_for_no_dam
     assert (books.done, books.cancelled, books.dead) == (4, 96, 0)
 
 
-async def test_the_next_page_skips_nobody_whose_slice_was_written_anew(
+async def test_the_next_page_skips_no_task_whose_slice_was_rewritten(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
     names = ids_of(store, 200)
@@ -296,7 +296,7 @@ async def test_the_next_page_skips_nobody_whose_slice_was_written_anew(
     assert [id async for id in ids_behind(client, shown.next)] == names[150:]
 
 
-async def test_a_page_that_is_being_read_skips_nobody_whose_slice_is_written_anew(
+async def test_a_page_that_is_being_read_skips_no_task_whose_slice_is_rewritten(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
     names, place = ids_of(store, 3 * CHUNK_ROWS), place_of(clock)
@@ -313,7 +313,7 @@ async def test_a_page_that_is_being_read_skips_nobody_whose_slice_is_written_ane
     assert sorted(task.id for task in page.result().tasks) == sorted(stay)
 
 
-async def test_pages_of_held_tasks_skip_nobody_whose_slice_was_written_anew(ticker: Ticker) -> None:
+async def test_pages_of_held_tasks_skip_no_task_whose_slice_was_rewritten(ticker: Ticker) -> None:
     names, place = ids_of(ticker.store, 200), Slice.at(ticker.clock.now_ms() + 1_000, SECOND_MS)
     await ticker.client.pause(target="log:")
     await put_all(ticker.client, names, place)

@@ -49,7 +49,7 @@ async def test_a_dense_slice_is_shown_whole_and_in_order_and_read_in_chunks(clie
     assert max(asked_for(road)) <= AT_ONCE_ROWS
 
 
-async def test_what_is_settled_in_any_chunk_is_left_out(client: Client, store: Store) -> None:
+async def test_settled_tasks_of_any_chunk_are_left_out(client: Client, store: Store) -> None:
     place = Slice.at(store.clock.now_ms() + 60_000, 1000)
     count = 3 * CHUNK_ROWS
     owner = await write(store, place, [row(count - n & 511, n) for n in range(count)])

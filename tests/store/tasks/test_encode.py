@@ -129,7 +129,7 @@ def dues_of(batch: Batch) -> list[int]:
     return [handle.due_ms for handle in handles(batch)]
 
 
-def test_what_is_rare_does_not_keep_its_neighbours_from_going_together() -> None:
+def test_uncommon_tasks_do_not_keep_their_neighbours_from_being_encoded_together() -> None:
     usual = [Task("log:", n, at=NOW_MS + 500) for n in range(50)]
     rare = [Task("log:", n, at=NOW_MS + 500, expires="1m") for n in range(50)]
     batch = take(*(task for pair in zip(usual, rare, strict=True) for task in pair))
@@ -137,13 +137,13 @@ def test_what_is_rare_does_not_keep_its_neighbours_from_going_together() -> None
     assert len(batch.rows.groups) <= 2
 
 
-def test_what_is_due_in_one_second_shares_slices() -> None:
+def test_tasks_of_one_second_share_slices() -> None:
     tasks = [Task("log:", n, at=NOW_MS + n % 20 * 1_000) for n in range(2_000)]
     slices = [(p, place) for p, slices in take(*tasks).rows.groups.items() for place in slices]
     assert len(slices) <= 20 + 8
 
 
-def test_what_is_due_in_one_far_hour_shares_slices() -> None:
+def test_tasks_of_one_far_hour_share_slices() -> None:
     tasks = [Task("log:", n, at=NOW_MS + 2 * HOUR_MS + n % 20 * HOUR_MS) for n in range(2_000)]
     slices = [(p, place) for p, slices in take(*tasks).rows.groups.items() for place in slices]
     assert {place.width_ms for _, place in slices} == {HOUR_MS}
@@ -261,7 +261,7 @@ def test_a_task_overdue_within_this_second_needs_no_due_time_of_its_own() -> Non
     assert handles(batch)[0].past
 
 
-def test_what_follows_a_crowded_slice_goes_into_finer_ones() -> None:
+def test_tasks_after_a_crowded_slice_go_into_finer_ones() -> None:
     widths = Widths()
     for p in range(8):
         widths.saw(p, Slice(1000, 1_800_000_001_000), put.CROWDED + 1)
@@ -327,7 +327,7 @@ def test_a_wrong_task_stops_the_whole_batch(task: Task, why: str, count: int) ->
 
 
 @pytest.mark.parametrize("other", [Task("log:", lane=""), Task("log:", object(), at=NOW_MS), Task("ftp:x", at=NOW_MS)])
-def test_the_first_that_is_wrong_is_told(other: Task) -> None:
+def test_the_first_wrong_one_is_reported(other: Task) -> None:
     usual = [Task("log:", at=NOW_MS)] * FEW
     with pytest.raises(InvalidInput, match="nan"):
         take(*usual, Task("log:", {"x": float("nan")}, at=NOW_MS), *usual, other)

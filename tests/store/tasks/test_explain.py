@@ -124,7 +124,7 @@ async def test_with_no_node_at_all_it_says_how_to_start_one(client: Client, cloc
     assert "mainspring serve" in found.text
 
 
-async def test_a_partition_without_owner_is_told_with_the_node_that_shall_have_it(client: Client, store: Store) -> None:
+async def test_a_partition_without_owner_is_shown_with_its_planned_owner(client: Client, store: Store) -> None:
     await client.put("log:", "x", id="id")
     await join(store, "n1")
     assert (await client.explain("id")).code == "no-owner"
@@ -148,7 +148,7 @@ async def test_an_owner_that_is_behind_is_named_with_its_lag(client: Client, sto
     assert "29.0 s behind" in found.text
 
 
-async def test_what_is_over_tells_how_it_ended(ticker: Ticker) -> None:
+async def test_a_finished_task_is_explained_by_how_it_ended(ticker: Ticker) -> None:
     answers: dict[str, Outcome] = {"dead": Dead("never")}
 
     def answer(one: Delivery) -> Outcome | None:
@@ -174,7 +174,7 @@ async def test_what_is_over_tells_how_it_ended(ticker: Ticker) -> None:
     assert (await client.explain("nobody")).code == "unknown"
 
 
-async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_again(
+async def test_a_cancelled_id_is_reported_as_cancelled_until_it_is_used_again(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ticker.client
@@ -200,7 +200,7 @@ async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_ag
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
-async def test_of_two_tasks_under_one_id_the_later_one_is_told(ticker: Ticker, lane: str | None) -> None:
+async def test_the_later_one_of_two_tasks_with_one_id_is_reported(ticker: Ticker, lane: str | None) -> None:
     client = ticker.client
     ticker.answer("log", lambda _: Dead("never"))
     await client.put("log:", "first", id="job", lane=lane)
@@ -212,7 +212,7 @@ async def test_of_two_tasks_under_one_id_the_later_one_is_told(ticker: Ticker, l
     over = await client.find_result("job")
     assert over is not None
     assert over.ending == "cancelled"
-    assert await client.dead_get("job") is not None, "the letter is kept all the same"
+    assert await client.dead_get("job") is not None, "the dead letter is kept all the same"
     await client.put("log:", "third", id="job", lane=lane, after="1s")
     await ticker.advance(hours=3)
     keys = ticker.store.keys.partitions[partition_of(lane or "job", len(ticker.store.keys))]
@@ -223,7 +223,7 @@ async def test_of_two_tasks_under_one_id_the_later_one_is_told(ticker: Ticker, l
     assert over.ending == "dead"
 
 
-async def test_a_dead_task_is_explained_for_as_long_as_its_letter_is_kept(ticker: Ticker) -> None:
+async def test_a_dead_task_is_explained_for_as_long_as_its_dead_letter_is_kept(ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Dead("never"))
     await ticker.client.put("log:", "x", id="id", after="1s")
     await ticker.advance(hours=3)
@@ -235,7 +235,9 @@ async def test_a_dead_task_is_explained_for_as_long_as_its_letter_is_kept(ticker
     assert (await ticker.client.explain("id")).code == "not-due"
 
 
-async def test_an_expired_task_is_told_before_and_after_its_burial(ticker: Ticker, clock: ManualClock) -> None:
+async def test_an_expired_task_is_explained_before_and_after_it_is_a_dead_letter(
+    ticker: Ticker, clock: ManualClock
+) -> None:
     await ticker.client.put("log:", "x", id="id", after="1s", expires="5s")
     clock.advance(seconds=10)
     waiting = await ticker.client.explain("id")
@@ -268,7 +270,7 @@ async def test_a_replaced_id_is_explained_by_the_task_that_stands(client: Client
     assert (found.code, found.due_ms) == ("not-due", again.due_ms)
 
 
-async def test_an_entry_that_cannot_be_read_is_told(client: Client, store: Store) -> None:
+async def test_an_unreadable_entry_is_reported(client: Client, store: Store) -> None:
     handle = await client.put("log:", "x", after="1s")
     address = address_of(handle.id)
     keys = store.keys.partitions[address.partition]
@@ -303,5 +305,5 @@ async def test_the_head_is_found_in_a_crowded_partition(tickers: Tickers, store:
         (3_661_000, "1 h 1 min"),
     ],
 )
-def test_spans_are_told_in_their_two_largest_units(ms: int, text: str) -> None:
+def test_spans_are_shown_in_their_two_largest_units(ms: int, text: str) -> None:
     assert span(ms) == text

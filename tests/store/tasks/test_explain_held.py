@@ -66,7 +66,7 @@ async def test_parked_head_and_those_behind_it(tickers: Tickers) -> None:
     assert behind.text.endswith("mainspring lane show a.")
 
 
-async def test_what_comes_back_says_so(ticker: Ticker) -> None:
+async def test_explain_says_that_a_held_task_is_being_released(ticker: Ticker) -> None:
     await ticker.client.pause()
     await ticker.client.put("log:", id="x", after="1s")
     await ticker.advance(seconds=5)

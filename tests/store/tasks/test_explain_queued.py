@@ -54,7 +54,7 @@ async def test_a_queue_of_which_as_many_run_as_may_is_rate_limited(ticker: Ticke
     assert (await ticker.client.explain("x")).code == "queued"
 
 
-async def test_slots_of_workers_that_died_keep_nobody_waiting(ticker: Ticker, store: Store) -> None:
+async def test_slots_of_dead_workers_become_free(ticker: Ticker, store: Store) -> None:
     await queued(ticker)
     await lease(store, "w1", 0, 3)
     ticker.clock.advance(ms=LEASE_MS)
@@ -81,7 +81,7 @@ async def test_only_a_pause_of_its_queue_keeps_workers_from_it(
     assert ("which is paused" in found.text) is (code == "paused")
 
 
-async def test_what_expires_in_its_queue_is_told_before_a_worker_comes_to_it(ticker: Ticker) -> None:
+async def test_a_task_that_expires_in_its_queue_is_reported_before_a_worker_takes_it(ticker: Ticker) -> None:
     await queued(ticker, expires="2s")
     await ticker.client.pause(queue=QUEUE)
     ticker.clock.advance(seconds=10)
@@ -90,7 +90,7 @@ async def test_what_expires_in_its_queue_is_told_before_a_worker_comes_to_it(tic
     assert "the next worker that takes it moves it to the dead letters" in found.text
 
 
-async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:
+async def test_a_job_that_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:
     worker = HandWorker(store)
     await queued(ticker, expires="2s")
     await worker.end(await worker.take_one(), outcome=Dead(EXPIRED_RUNNING))
@@ -99,7 +99,7 @@ async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Stor
     assert found.text.startswith("A worker was running it when it expired, ")
 
 
-async def test_a_task_whose_queue_no_worker_serves_is_told_so_with_the_nearest_name(ticker: Ticker) -> None:
+async def test_explain_names_the_nearest_queue_if_no_worker_serves_the_tasks_own(ticker: Ticker) -> None:
     await ticker.client.put("queue:mial/send", id="typo", after="1s")
     early = await ticker.client.explain("typo")
     assert early.code == "not-due", "its time counts first"
@@ -112,7 +112,7 @@ async def test_a_task_whose_queue_no_worker_serves_is_told_so_with_the_nearest_n
     assert (await ticker.client.explain("typo")).code == "paused"
 
 
-async def test_a_task_for_a_handler_that_no_worker_of_its_queue_knows_is_told_so(ticker: Ticker, store: Store) -> None:
+async def test_explain_names_a_handler_that_no_worker_of_its_queue_knows(ticker: Ticker, store: Store) -> None:
     await serve(store, "mail", "other", targets=(TARGET, "queue:other/snd"))
     await ticker.client.put("queue:mail/snd", id="typo", after="1s")
     assert (

@@ -50,7 +50,7 @@ def test_large_calls_bring_the_same_times_to_all_partitions(stretches: int) -> N
 
 
 @pytest.mark.parametrize("stretches", [8, 9, 20])
-def test_of_gathered_calls_that_fill_every_partition_some_in_a_row_begin_alike(stretches: int) -> None:
+def test_gathered_calls_that_fill_every_partition_begin_alike_several_times_in_a_row(stretches: int) -> None:
     ids = GeneratedIds(8, gathered=True)
     seen = [next(ids.draw(stretches * STRETCH)).partition for _ in range(8 * GATHERED)]
     assert seen == [partition for partition in range(8) for _ in range(GATHERED)]

@@ -38,7 +38,7 @@ async def test_pages_show_every_held_task_once_and_before_all_others(ticker: Tic
     assert shown[count:] == [f"later {n}" for n in range(10)]
 
 
-async def test_what_left_meanwhile_is_not_payloads(ticker: Ticker) -> None:
+async def test_tasks_that_left_meanwhile_are_not_listed(ticker: Ticker) -> None:
     await held(ticker, 200, a_ms=10)
     ids = [
         task.id async for some in pages(ticker.client, limit=50) for task in some if task.payload in (0, 63, 64, 199)
@@ -48,7 +48,7 @@ async def test_what_left_meanwhile_is_not_payloads(ticker: Ticker) -> None:
     assert sorted(one for one in shown if isinstance(one, int)) == [n for n in range(200) if n not in (0, 63, 64, 199)]
 
 
-async def test_a_listed_held_task_is_told_with_its_own_time_and_found_by_its_id(ticker: Ticker) -> None:
+async def test_a_held_task_is_listed_with_its_own_time_and_found_by_its_id(ticker: Ticker) -> None:
     due_ms = await held(ticker, 30)
     for task in (await ticker.client.list(limit=40)).tasks[:30]:
         assert task.due_ms == due_ms + task.payload
@@ -75,7 +75,7 @@ async def test_a_page_reads_few_of_many_held_tasks(ticker: Ticker, store: Store)
         cursor = page.next
 
 
-async def test_a_search_in_vain_stops_after_a_bounded_number_of_tasks(
+async def test_a_search_that_finds_nothing_stops_after_a_bounded_number_of_tasks(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mainspring.store.tasks.query.SEARCHED_AT_MOST", 500)
@@ -98,7 +98,7 @@ async def test_held_tasks_are_counted(ticker: Ticker, store: Store) -> None:
     assert (everything.pending, entries_read(road)) == (510, 0)
 
 
-async def test_of_very_many_a_count_takes_samples_and_says_so(
+async def test_a_count_of_very_many_tasks_samples_and_says_so(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due_ms = await held(ticker, 9_000, targets="a", a_ms=300)

@@ -57,7 +57,7 @@ async def test_pages_read_at_once_stay_small_together(client: Client, store: Sto
 
 
 @pytest.mark.parametrize("held", [False, True])
-async def test_a_page_of_large_tasks_ends_early_and_the_next_goes_on(ticker: Ticker, held: bool) -> None:
+async def test_a_page_of_large_tasks_ends_early_and_the_next_continues(ticker: Ticker, held: bool) -> None:
     client, store = ticker.client, ticker.store
     if held:
         await client.pause(target="log:")

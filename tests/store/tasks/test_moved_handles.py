@@ -60,7 +60,7 @@ async def moved(ticker: Ticker, way: Way, lane: str | None = None, task_id: str 
 
 @LANES
 @WAYS
-async def test_a_task_that_moved_and_was_cancelled_there_is_not_told_as_done(
+async def test_a_task_that_moved_and_was_cancelled_there_is_not_reported_as_done(
     ticker: Ticker, way: Way, lane: str | None
 ) -> None:
     handle = await moved(ticker, way, lane)
@@ -134,7 +134,7 @@ async def test_a_commit_that_is_sent_twice_leaves_one_mark(ticker: Ticker, store
 
 
 @WAYS
-async def test_what_has_an_id_needs_no_mark(ticker: Ticker, store: Store, way: Way) -> None:
+async def test_a_task_with_an_id_leaves_no_mark(ticker: Ticker, store: Store, way: Way) -> None:
     """Everybody asks the index for it; nobody pays for a mark that nobody reads."""
     await moved(ticker, way, task_id="mine")
     assert await ticker.client.cancel("mine") == "cancelled"

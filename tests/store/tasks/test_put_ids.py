@@ -214,7 +214,7 @@ async def test_very_many_callers_may_change_one_id_at_once(ticker: Ticker, polic
         assert (await ticker.client.get("id")).payload == 99
 
 
-async def test_what_changes_under_a_keep_is_kept(store: Store, client: Client) -> None:
+async def test_a_task_that_changes_during_a_keep_is_kept(store: Store, client: Client) -> None:
     """Its marks have expired long ago, so each of them looked as if there was nothing to keep."""
     past_ms = store.clock.now_ms() - 3 * HOUR_MS
     await client.put("log:", id="id", at=past_ms)
@@ -301,7 +301,7 @@ async def test_a_large_call_is_stored_and_cancelled_whole(client: Client, store:
     assert await indexed(store) == 0
 
 
-async def test_a_put_with_id_to_a_server_that_is_away_fails_clearly(client: Client, store: Store) -> None:
+async def test_a_put_with_id_to_an_unavailable_server_fails_clearly(client: Client, store: Store) -> None:
     with bad_road(store) as road:
         road.next("never sent", "never sent", "never sent", "never sent")
         with pytest.raises(Unavailable):
@@ -338,4 +338,4 @@ async def test_a_task_is_not_called_dead_for_an_earlier_one_of_its_id(ticker: Ti
     assert [one.value() for one in await ticker.advance(seconds=0)] == ["second"]
     assert (await ticker.client.get("order-42")).state == "done"
     await ticker.advance(seconds=10)
-    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the letter is there"
+    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the dead letter is there"

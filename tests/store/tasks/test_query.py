@@ -91,7 +91,7 @@ async def test_an_hour_full_of_tasks_leaves_no_page_of_its_seconds_short(
         cursor = page.next
 
 
-async def test_a_search_goes_on_behind_an_hour_full_of_tasks_that_do_not_fit(
+async def test_a_search_continues_past_an_hour_full_of_tasks_that_do_not_match(
     client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mainspring.store.tasks.query.SEARCHED_AT_MOST", 500)

@@ -24,7 +24,7 @@ async def everything(client: Client, state: str, **more: object) -> list[TaskInf
             return found
 
 
-async def test_what_waits_and_what_runs_is_listed_each_once(tickers: Tickers, store: Store) -> None:
+async def test_waiting_and_running_tasks_are_listed_each_once(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(workers=True)
     client = ticker.client
     now_ms = store.clock.now_ms()

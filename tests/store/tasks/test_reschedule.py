@@ -117,7 +117,9 @@ async def test_two_moves_at_once_leave_one_task(ticker: Ticker) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["order-7", None])
-async def test_of_many_who_move_a_task_at_once_each_succeeds(client: Client, store: Store, task_id: str | None) -> None:
+async def test_many_callers_that_move_a_task_at_once_all_succeed(
+    client: Client, store: Store, task_id: str | None
+) -> None:
     """Nobody is told that a task is gone which somebody else has just moved."""
     handle = await client.put("log:", after="1h", id=task_id)
     now_ms = store.clock.now_ms()

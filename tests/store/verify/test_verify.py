@@ -29,7 +29,9 @@ Tickers = Callable[..., Awaitable[Ticker]]
 # -- nothing is wrong ------------------------------------------------------------------------------------------
 
 
-async def test_everything_a_task_can_go_through_leaves_even_books_and_no_orphan(tickers: Tickers, store: Store) -> None:
+async def test_everything_a_task_can_go_through_leaves_balanced_counters_and_no_orphan(
+    tickers: Tickers, store: Store
+) -> None:
     def answer(delivery: Delivery) -> Outcome:
         ends: dict[object, Outcome] = {"dies": Dead("no"), "again": Retry("busy")}
         return ends.get(delivery.value(), DONE)
@@ -80,7 +82,7 @@ def test_every_key_that_is_written_is_known(store: Store) -> None:
 # -- lanes and dead letters ------------------------------------------------------------------------------------
 
 
-async def test_a_lane_that_waits_for_nobody_goes_on(ticker: Ticker) -> None:
+async def test_verify_frees_a_lane_that_waits_for_a_missing_task(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
@@ -89,7 +91,7 @@ async def test_a_lane_that_waits_for_nobody_goes_on(ticker: Ticker) -> None:
     assert await raw(store, keys.number, "HLEN", keys.held) == 0
 
 
-async def test_an_owner_frees_a_lane_that_waits_for_nobody_by_itself(ticker: Ticker) -> None:
+async def test_an_owner_frees_a_lane_that_waits_for_a_missing_task(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
@@ -98,7 +100,7 @@ async def test_an_owner_frees_a_lane_that_waits_for_nobody_by_itself(ticker: Tic
     assert await raw(store, keys.number, "HLEN", keys.held) == 0
 
 
-async def test_a_record_of_held_work_that_nobody_can_read_is_removed(ticker: Ticker) -> None:
+async def test_an_unreadable_record_of_held_work_is_removed(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await ticker.client.pause(lane="a")
@@ -134,18 +136,18 @@ async def test_both_halves_of_a_dead_letter_are_brought_together(ticker: Ticker)
         await ticker.client.put("log:", name, after="1s", id=name, lane="a")
     await ticker.advance(seconds=5)
     keys = home(store, "a")
-    letters = {letter.id: letter for letter in await list_dead(store)}
+    dead_letters = {dead_letter.id: dead_letter for dead_letter in await list_dead(store)}
     pairs = await raw(store, keys.number, "HGETALL", keys.dead)
-    by_id = {letter: idh for idh, record in zip(pairs[::2], pairs[1::2], strict=True) for letter in letters
-             if letter.encode() in record}  # fmt: skip
+    records = list(zip(pairs[::2], pairs[1::2], strict=True))
+    by_id = {one: idh for idh, record in records for one in dead_letters if one.encode() in record}
     await raw(store, keys.number, "ZREM", keys.dead_times, by_id["undated"])
     await raw(store, keys.number, "HDEL", keys.dead, by_id["empty"])
     assert await found(store) == {"dead-letter": 2}
     await repaired(store)
-    left = {letter.id: letter for letter in await list_dead(store)}
-    assert left == {name: letters[name] for name in ("kept", "undated")}
+    left = {dead_letter.id: dead_letter for dead_letter in await list_dead(store)}
+    assert left == {name: dead_letters[name] for name in ("kept", "undated")}
     died_ms = await raw(store, keys.number, "ZSCORE", keys.dead_times, by_id["undated"])
-    assert float(died_ms) == letters["undated"].died_ms
+    assert float(died_ms) == dead_letters["undated"].died_ms
 
 
 # -- counters --------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ async def test_both_halves_of_a_dead_letter_are_brought_together(ticker: Ticker)
     ],
     ids=str,
 )
-async def test_counters_are_set_right_and_go_on_counting(ticker: Ticker, damage: tuple[Any, ...]) -> None:
+async def test_counters_are_corrected_and_keep_counting(ticker: Ticker, damage: tuple[Any, ...]) -> None:
     store, client = ticker.store, ticker.client
     for number in range(4):
         await client.put("log:", after=f"{number}s", lane="a", id=str(number))
@@ -199,7 +201,7 @@ async def test_repairs_that_meet_do_not_repair_twice(ticker: Ticker) -> None:
 # -- what nobody can repair --------------------------------------------------------------------------------------
 
 
-async def test_unknown_keys_and_wrong_types_are_told_and_left_to_a_person(client: Client, store: Store) -> None:
+async def test_unknown_keys_and_wrong_types_are_reported_and_left_to_a_person(client: Client, store: Store) -> None:
     await client.put("log:", after="1h", lane="a")
     keys = home(store, "a")
     other = store.keys.partitions[(keys.number + 1) % len(store.keys)]

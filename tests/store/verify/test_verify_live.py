@@ -217,7 +217,7 @@ def looked_at(command: RedisCommand) -> int:
 _SMALL = {"TYPE", "HMGET", "GETRANGE", "SPUBLISH", "HGET"}
 
 
-async def test_of_many_tasks_no_step_looks_at_more_than_a_bounded_number(live: Store) -> None:
+async def test_no_step_looks_at_more_than_a_bounded_number_of_tasks(live: Store) -> None:
     client = Client.over(live)
     soon_ms = live.clock.now_ms() + 60_000
 

@@ -71,7 +71,7 @@ async def test_a_place_without_its_entry_is_handed_off_again_while_its_slice_sta
     assert (await balance(store)).done == 1
 
 
-async def test_a_task_of_which_nothing_is_left_leaves_the_books(ticker: Ticker, store: Store) -> None:
+async def test_a_task_whose_entry_is_lost_is_no_longer_counted(ticker: Ticker, store: Store) -> None:
     keys = await queued(ticker, seconds=10)
     [[entry, _]] = await raw(store, keys.number, "XRANGE", keys.queue(QUEUE), "-", "+")
     await raw(store, keys.number, "XDEL", keys.queue(QUEUE), entry)
@@ -90,7 +90,7 @@ async def test_counters_of_queued_tasks_are_counted_again(ticker: Ticker, store:
     assert (books.queued, books.aside, books.accepted) == (1, 0, 1)
 
 
-async def test_a_stream_of_another_type_is_told(ticker: Ticker, store: Store) -> None:
+async def test_a_stream_of_another_type_is_reported(ticker: Ticker, store: Store) -> None:
     keys = home(store, "a")
     await raw(store, keys.number, "SET", keys.queue("other"), "x")
     assert await found(store) == {"wrong-type": 1}

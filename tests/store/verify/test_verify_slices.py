@@ -35,7 +35,7 @@ async def test_entries_of_no_live_slice_are_put_back_and_fire(ticker: Ticker) ->
     assert (await balance(store)).done == 2
 
 
-async def test_a_running_owner_is_told_of_entries_that_were_put_back(
+async def test_a_running_owner_is_notified_of_entries_that_were_put_back(
     fleet: Server | ServerCluster, namespace: str, store: Store
 ) -> None:
     delivered: asyncio.Queue[Any] = asyncio.Queue()
@@ -58,7 +58,7 @@ async def test_a_running_owner_is_told_of_entries_that_were_put_back(
     assert await found(store) == {}
 
 
-async def test_what_was_finished_before_it_was_orphaned_does_not_fire_again(ticker: Ticker) -> None:
+async def test_a_task_finished_before_it_was_orphaned_does_not_fire_again(ticker: Ticker) -> None:
     store = ticker.store
     await ticker.client.put("log:", "early", after="1s", lane="a")
     await ticker.client.put("log:", "late", after="1999ms", lane="a")

@@ -10,14 +10,15 @@ import msgspec
 from mainspring.engine import lookahead, sweeper
 from mainspring.engine.deliveries import Deliveries, SinkBatch
 from mainspring.engine.dispatcher import Dispatcher
-from mainspring.engine.due import RowDecoder
+from mainspring.engine.due import DueSelector
 from mainspring.engine.flight import Flight, FlightGroup
 from mainspring.engine.lookahead import LookAhead
 from mainspring.engine.outcomes import Outcomes
-from mainspring.engine.partition import CommitCall, Partition, PendingWrites, Settled
+from mainspring.engine.partition import CommitCall, OwnerCall, Partition, Settled
 from mainspring.engine.slice import LiveSlice, RowFilter
 from mainspring.model.delivery import DONE
 from mainspring.model.errors import StoreError
+from mainspring.model.run import Verdict
 from mainspring.store.codec import HEADER_BYTES, RESENT, decode, entry
 from mainspring.store.owner import fire, holds
 from mainspring.store.owner.read import Listed
@@ -75,8 +76,8 @@ _TIME: Final = (
         (
             Patch(
                 Dispatcher,
-                "_send_begins",
-                with_text("zip(begins, replies, ", "zip(begins, replies[:1] * len(begins), "),
+                "_send",
+                with_text("zip(calls, replies, ", "zip(calls, replies[:1] * len(calls), "),
             ),
         ),
     ),
@@ -86,8 +87,8 @@ _TIME: Final = (
         (
             Patch(
                 Dispatcher,
-                "_send_begins",
-                with_text("inherit(groups)", "inherit(groups if len(groups) == len(begins) else [])"),
+                "_send",
+                with_text("start(groups)", "start(groups if len(groups) == len(begins) else [])"),
             ),
         ),
     ),
@@ -164,19 +165,19 @@ def _retries_before(commit: CommitAll) -> CommitAll:
 
 
 def _given_up(send: Any) -> Any:
-    async def send_commits(self: Dispatcher, commits: Sequence[tuple[Partition, CommitCall]]) -> StoreError | None:
-        failure: StoreError | None = await send(self, commits)
-        for partition, call in commits:
-            if partition.unanswered is call:
-                partition.unanswered = None
+    async def send_and_forget(self: Dispatcher, calls: Sequence[OwnerCall]) -> StoreError | None:
+        failure: StoreError | None = await send(self, calls)
+        for call in calls:
+            if isinstance(call, CommitCall) and call.partition.unanswered is call:
+                call.partition.unanswered = None
         return failure
 
-    return send_commits
+    return send_and_forget
 
 
-def _new_key(retry_later: Any) -> Any:
-    def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
-        settled: Settled = retry_later(self, partition, flight, wait_ms, reason)
+def _new_key(place_again: Any) -> Any:
+    def later(self: Outcomes, partition: Partition, flight: Flight, verdict: Verdict) -> Settled:
+        settled: Settled = place_again(self, partition, flight, verdict)
         retry = settled.retry
         assert retry is not None
         body = msgspec.structs.replace(decode(retry.row), original_due_ms=None)
@@ -205,12 +206,12 @@ _COMMIT: Final = (
     Mutation(
         "failed-commit-forgotten",
         "a commit that failed is not sent again",
-        (Patch(Dispatcher, "_send_commits", _given_up),),
+        (Patch(Dispatcher, "_send", _given_up),),
     ),
     Mutation(
         "retry-under-a-new-key",
         "the next attempt carries the key of its own time",
-        (Patch(Outcomes, "_retry_later", _new_key),),
+        (Patch(Outcomes, "_retry", _new_key),),
     ),
 )
 
@@ -219,7 +220,7 @@ _COMMIT: Final = (
 
 def _old_cursor(reconcile: Any) -> Any:
     def keep(self: LookAhead, partition: Partition, listed: list[Listed]) -> None:
-        known = partition.slices
+        known = partition._slices
         same = [one._replace(g=known[one.slice].g) if one.slice in known else one for one in listed]
         reconcile(self, partition, same)
 
@@ -240,7 +241,7 @@ def _another_id(_: Any) -> Any:
 
 _READ: Final = (
     Mutation(
-        "old-cursor-on-a-slice-made-anew",
+        "old-cursor-on-a-recreated-slice",
         "nothing shows that a slice is another one: reading goes on where it stopped in the slice before",
         (
             Rewrite("_entry", INCARNATION, ONLY_THERE),
@@ -256,7 +257,7 @@ _READ: Final = (
     Mutation(
         "lane-order-ignored",
         "tasks of a lane begin as they come due",
-        (Patch(RowDecoder, "waits_for_turn", lambda _: lambda _self, _flight: False),),
+        (Patch(DueSelector, "waits_for_turn", lambda _: lambda _self, _flight: False),),
     ),
     Mutation(
         "failing-head-lets-others-pass",
@@ -289,26 +290,27 @@ _READ: Final = (
 )
 
 
-def mark_failed_as_done(pending: PendingWrites) -> None:
+def mark_failed_as_done(partition: Partition) -> None:
     """Set the done bits of rows whose retries and dead letters are only in memory."""
-    for one in pending.outcomes:
+    for one in partition._outcomes:
         if one.live is not None:
             one.live.settle_many([one.row_index])
 
 
 def _failed_are_done(call: Any) -> Any:
     def marked(self: Partition, *args: Any, **options: Any) -> Any:
-        mark_failed_as_done(self._pending_writes)
+        mark_failed_as_done(self)
         return call(self, *args, **options)
 
     return marked
 
 
-def _done_at_once(ended: Any) -> Any:
-    def done(self: Partition, flight: Flight, settled: Settled) -> None:
-        ended(self, flight, settled)
-        mark_failed_as_done(self._pending_writes)
-        self._pending_writes.settled(flight.live, 0.0)
+def _done_at_once(settle: Any) -> Any:
+    def done(self: Partition, settled: Settled, flight: Flight | None = None, now_ms: int = 0) -> None:
+        settle(self, settled, flight, now_ms)
+        mark_failed_as_done(self)
+        if flight is not None:
+            self._note_dirty(flight.live, 0.0)
 
     return done
 
@@ -317,7 +319,7 @@ _STOP: Final = (
     Mutation(
         "failed-task-done-before-its-retry-is-written",
         "a row is marked as done when its delivery fails, and not when its retry is written",
-        (Patch(Partition, "ended", _done_at_once),),
+        (Patch(Partition, "settle", _done_at_once),),
     ),
     Mutation(
         "commit-marks-what-it-leaves",
@@ -327,12 +329,18 @@ _STOP: Final = (
     Mutation(
         "outcome-of-a-forgotten-slice-written",
         "an outcome is written although its slice is read again, and the task goes out again",
-        (Patch(PendingWrites, "take_outcomes", with_text("live is not None and live.forgotten", "False")),),
+        (Patch(Partition, "_take_outcomes", with_text("live is not None and live.forgotten", "False")),),
     ),
     Mutation(
         "failed-commit-at-a-stop-swallowed",
         "a stop goes on as if a commit had been written whose call failed",
-        (Patch(Dispatcher, "_send_commits", with_text("failure = reply", "pass")),),
+        (
+            Patch(
+                Dispatcher,
+                "_send",
+                with_text("failure = reply", "failure = failure if isinstance(call, CommitCall) else reply"),
+            ),
+        ),
     ),
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any, Final
 
-from mainspring.engine.holds import HoldPolicy
+from mainspring.engine.holds import Hold, HoldPolicy
 from mainspring.model.errors import StoreError
 from mainspring.store.owner import fire, holds
 from mainspring.store.store import Store
@@ -82,7 +82,7 @@ HOLDS: Final = (
     Mutation(
         "new-ones-overtake-held-work",
         "a lane goes on although what was moved aside has not been read",
-        (Patch(HoldPolicy, "barrier_ms", lambda _: lambda _self, _lane: inf),),
+        (Patch(Hold, "barrier_ms", lambda _: lambda _self: inf),),
     ),
     Mutation(
         "takeover-forgets-hold-slices",

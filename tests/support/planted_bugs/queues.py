@@ -3,17 +3,17 @@
 from typing import Any, Final
 
 from mainspring.engine.dispatcher import WorkerAcks
-from mainspring.engine.partition import CommitCall, Partition
+from mainspring.engine.partition import CommitCall
 
 from .kinds import Mutation, Patch, Rewrite
 
 
 def _at_once(settle: Any) -> Any:
-    def settle_all(self: WorkerAcks, partition: Partition, call: CommitCall, answers: dict[int, bytes]) -> None:
-        settle(self, partition, call, answers)
-        for flight in call.handed:
-            if partition.awaits_acks:
-                self._ended(partition, flight.address, None, b"d")
+    def settle_all(self: WorkerAcks, call: CommitCall, answers: dict[int, bytes]) -> None:
+        settle(self, call, answers)
+        for flight in [flight for groups in call.handed.values() for group in groups for flight in group.flights]:
+            if call.partition.waits_for_workers:
+                self._ended(call.partition, flight.address, None, b"d")
 
     return settle_all
 

@@ -63,7 +63,7 @@ _BEGIN: Final = (
     ),
     Mutation(
         "no-incarnation-check",
-        "a slice that was dropped and made anew passes for the one that was read",
+        "a slice that was dropped and recreated passes for the one that was read",
         (Rewrite("_entry", INCARNATION, ONLY_THERE),),
     ),
     Mutation(
@@ -139,7 +139,7 @@ _COMMIT: Final = (
     ),
     Mutation(
         "done-without-dead-letter",
-        "commit counts the death and marks the task done, and nobody keeps the letter",
+        "commit counts the death and marks the task done, and the dead letter is missing",
         (
             Rewrite(
                 "commit",
@@ -170,7 +170,7 @@ _DROP: Final = (
         (Rewrite("drop", _OPEN, "  if redis.call('STRLEN', KEYS[5]) * 8 < length then return {now, 'refused'} end\n"),),
     ),
     Mutation(
-        "drop-of-a-slice-made-anew",
+        "drop-of-a-recreated-slice",
         "drop goes by the slice's name alone",
         (
             Rewrite(

@@ -1,4 +1,4 @@
-"""Scenarios about slices: dropped, made anew, written to when nobody expects it."""
+"""Scenarios about slices: dropped, recreated, written to at unexpected moments."""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ async def late_put_before_the_drop(world: World) -> None:
     await world.settle(node)
 
 
-async def slice_made_anew(world: World) -> None:
+async def recreated_slice(world: World) -> None:
     """Tasks arrive in a second that was dropped, and whose owner does not know that."""
     node = await _one_done(world)
     await _dropped_unheard(world, node)
@@ -52,7 +52,7 @@ async def slice_made_anew(world: World) -> None:
     await world.settle(node)
 
 
-async def slice_made_anew_is_dropped(world: World) -> None:
+async def recreated_slice_is_dropped(world: World) -> None:
     """The owner tries once more to drop a slice that is another one by now."""
     node = await _one_done(world)
     await _dropped_unheard(world, node)
@@ -62,7 +62,7 @@ async def slice_made_anew_is_dropped(world: World) -> None:
     await world.settle(node)
 
 
-async def lane_in_a_slice_made_anew(world: World) -> None:
+async def lane_in_a_recreated_slice(world: World) -> None:
     """An earlier task of a lane arrives in a second that was dropped; a later one is about to begin."""
     node = await _one_done(world, lane=LANE)
     await world.caller.put(world.at(PAST_MS + 1_000), lane=LANE)
@@ -79,7 +79,7 @@ async def lane_in_a_slice_made_anew(world: World) -> None:
 
 SLICES: Final = (
     late_put_before_the_drop,
-    slice_made_anew,
-    slice_made_anew_is_dropped,
-    lane_in_a_slice_made_anew,
+    recreated_slice,
+    recreated_slice_is_dropped,
+    lane_in_a_recreated_slice,
 )

@@ -8,7 +8,7 @@ from mainspring.model.clock import ServerClock
 from mainspring.model.delivery import Retry
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
-from mainspring.testing.ticker import RecordingSink
+from mainspring.testing.ticker import RecordingSink, turn
 from tests.support.recording import RecordingClient, record
 
 from .world import RETRY_MS, World, on_the_way
@@ -157,7 +157,7 @@ async def clock_an_hour_ahead(world: World) -> None:
         await caller.put(honest.clock.now_ms() + 600_000)
         engine = Engine(fast, {"log": RecordingSink()}, EngineOptions(node="fast"))
         record(engine, world.history.events.append, node="fast")
-        await engine.turn()
+        await turn(engine)
         await caller.look_back()
         await engine.keeper.release()
     finally:

@@ -1,7 +1,7 @@
 """arq: jobs in a sorted set by their time, run as coroutines on one loop.
 
 Polls every 10 ms instead of every 500, because its lateness depends on that; 100 concurrent jobs, no results, no log
-lines. The producer has 50 requests in flight, because enqueueing a job takes several round trips.
+lines. Enqueueing a job takes several round trips.
 """
 
 import asyncio
@@ -30,10 +30,13 @@ class Peer:
         asyncio.set_event_loop(self._loop)
         self._pool: ArqRedis | None = None
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
-        self._loop.run_until_complete(self._schedule(first, dues_ms))
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
+        self._loop.run_until_complete(self._schedule(first, dues_ms, 1))
 
-    async def _schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def at_once(self, first: int, dues_ms: Sequence[int]) -> None:
+        self._loop.run_until_complete(self._schedule(first, dues_ms, AT_ONCE))
+
+    async def _schedule(self, first: int, dues_ms: Sequence[int], calls: int) -> None:
         pool = self._pool = self._pool or await create_pool(self._settings)
         rest = iter(enumerate(dues_ms, first))
 
@@ -41,7 +44,7 @@ class Peer:
             for number, due_ms in rest:
                 await pool.enqueue_job("note", number, _defer_until=datetime.fromtimestamp(due_ms / 1000, UTC))
 
-        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(some() for _ in range(calls)))
 
     def consume(self) -> None:
         Worker(

@@ -1,9 +1,9 @@
 """All peers in one run, one after the other; a peer that fails must not lose the rows of the others.
 
-producer  | warm-up | all, due at one moment |      | steady: a fixed rate, each 3 s ahead
-server              ^ memory                 ^ memory
-due                                               |
-consumer                                          | starts; warm-up; all: drain | steady: lateness
+producer  | warm-up | all, due at one moment, in every way |      | steady: a fixed rate, each 3 s ahead
+server              ^ memory                               ^ memory
+due                                                             |
+consumer                                                        | starts; warm-up; all: drain | steady: lateness
 """
 
 import asyncio
@@ -206,6 +206,8 @@ OTHER_SIDE: Final = Path(__file__).with_name("other_side.py")
 WARM_TASKS: Final = 100
 GIVE_UP_S: Final = 300.0
 LEAD_MS: Final = 3_000
+SLOW_SHARE: Final = 4
+"""One task in so many is also scheduled in each way that is not the fastest."""
 
 
 class PeerFailed(MainspringError):
@@ -222,9 +224,6 @@ class Contender(msgspec.Struct, frozen=True):
     """Methods of the peer, each run in a process of its own beside the producer."""
 
 
-"""Methods of the peer, each run in its own process beside the producer."""
-
-
 class Demand(msgspec.Struct, frozen=True):
     tasks: int
     rate: int
@@ -234,7 +233,9 @@ class Demand(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct, frozen=True):
     version: str
     tasks: int
-    schedule_per_s: float
+    one_by_one_per_s: float | None
+    at_once_per_s: float | None
+    in_bulk_per_s: float | None
     bytes_per_pending_task: float
     drain_per_s: float
     p50_ms: float | None
@@ -269,27 +270,36 @@ class PeerStage:
         self._progress = progress
 
     async def play(self) -> Measured:
-        tasks, all_tasks = self._demand.tasks, range(WARM_TASKS, WARM_TASKS + self._demand.tasks)
+        tasks, (*slower, fastest) = self._demand.tasks, self._producer.ways
+        orders = [*((way, max(1, tasks // SLOW_SHARE)) for way in slower), (fastest, tasks)]
         self._reporter("scheduling")(0)
-        warm_s = (await self._producer.ask(first=0, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
-        due_ms = _now_ms() + round(1000 * (1 + warm_s * tasks / WARM_TASKS))
+        first, need_s = 0, 1.0
+        for way, count in orders:
+            warm_s = (await self._producer.ask(way=way, first=first, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
+            first, need_s = first + WARM_TASKS, need_s + warm_s * count / WARM_TASKS
+        warmed, due_ms, per_s = first, _now_ms() + round(1000 * need_s), dict[str, float]()
         before = await self._place.read()
-        took_s = (await self._producer.ask(first=WARM_TASKS, tasks=tasks, due_ms=due_ms))["seconds"]
+        for way, count in orders:
+            answer = await self._producer.ask(way=way, first=first, tasks=count, due_ms=due_ms)
+            first, per_s[way] = first + count, round(count / answer["seconds"])
         used = (await self._place.read()).since(before)
+        all_tasks = range(warmed, first)
         await asyncio.sleep(max(0, due_ms - _now_ms()) / 1000)
         async with self._consumer():
-            await self._ran(range(WARM_TASKS), "starting")
+            await self._ran(range(warmed), "starting")
             await self._runs.wait(all_tasks, self._reporter("draining"))
-            steady_dues = await self._steady(WARM_TASKS + tasks)
+            steady_dues = await self._steady(first)
         times = self._runs.times()
         drained = judge(times, ((number, due_ms) for number in all_tasks))
         steady = judge(times, steady_dues)
         return Measured(
             version=self._producer.version,
             tasks=tasks,
-            schedule_per_s=round(tasks / took_s),
-            bytes_per_pending_task=round(used.memory / tasks, 1),
-            drain_per_s=round((tasks - drained.lost) / max(drained.seconds, 1e-6)),
+            one_by_one_per_s=per_s.get("one_by_one"),
+            at_once_per_s=per_s.get("at_once"),
+            in_bulk_per_s=per_s.get("in_bulk"),
+            bytes_per_pending_task=round(used.memory / len(all_tasks), 1),
+            drain_per_s=round((len(all_tasks) - drained.lost) / max(drained.seconds, 1e-6)),
             p50_ms=steady.late_by(0.5),
             p99_ms=steady.late_by(0.99),
             early=drained.early + steady.early,
@@ -314,7 +324,14 @@ class PeerStage:
         count, more = round(rate * self._demand.seconds), rate * LEAD_MS // 1000
         due_ms = _now_ms() + LEAD_MS + 100
         self._reporter(what)(self._runs.count)
-        order = {"first": first, "tasks": count + more, "due_ms": due_ms, "lead_ms": LEAD_MS, "rate": rate}
+        order = {
+            "way": self._producer.ways[-1],
+            "first": first,
+            "tasks": count + more,
+            "due_ms": due_ms,
+            "lead_ms": LEAD_MS,
+            "rate": rate,
+        }
         await self._producer.ask(**order)
         await self._runs.wait(range(first, first + count), self._reporter(what))
         return [(first + at, due_ms + at * 1000 // rate) for at in range(count)]
@@ -331,10 +348,13 @@ class PeerProcess:
         self._process = process
         self._log = log
         self.version = ""
+        self.ways: list[str] = []
+        """Methods of the peer that schedule, the slowest first."""
 
     async def start(self, url: str, runs: RunFile) -> None:
         # On stdin and not in the arguments: the URL may hold a password.
-        self.version = (await self.ask(url=url, runs=str(runs.path)))["version"]
+        answer = await self.ask(url=url, runs=str(runs.path))
+        self.version, self.ways = answer["version"], answer["ways"]
 
     async def ask(self, **order: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -398,7 +418,9 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     version: str | None = None
     tasks: int
-    schedule_per_s: float | None = None
+    one_by_one_per_s: float | None = None
+    at_once_per_s: float | None = None
+    in_bulk_per_s: float | None = None
     bytes_per_pending_task: float | None = None
     drain_per_s: float | None = None
     p50_ms: float | None = None

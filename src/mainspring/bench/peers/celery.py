@@ -32,7 +32,7 @@ class Peer:
         )
         self._task = self._app.task(note, name="note")
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
         with self._app.producer_or_acquire() as producer:
             for number, due_ms in enumerate(dues_ms, first):
                 eta = datetime.fromtimestamp(due_ms / 1000, UTC)

@@ -22,7 +22,7 @@ class Peer:
         self._broker = RedisBroker(url=url)
         self._actor = dramatiq.actor(note, actor_name="note", broker=self._broker)
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
         for number, due_ms in enumerate(dues_ms, first):
             # Rounded up: Dramatiq's delays are whole milliseconds, counted from now.
             delay_ms = max(0, int(due_ms - time.time() * 1000) + 1)

@@ -18,7 +18,7 @@ class Peer:
         self._huey = RedisHuey("bench", url=url, results=False)
         self._task = self._huey.task(name="note")(note)
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
         for number, due_ms in enumerate(dues_ms, first):
             self._task.schedule((number,), eta=datetime.fromtimestamp(due_ms / 1000, UTC))
 

@@ -6,12 +6,13 @@ from typing import Final
 
 import uvloop
 
-from mainspring import Client, Config, Scheduler, Task
+from mainspring import Config, Scheduler, Task
 from mainspring.node.node import Node
 from mainspring.scheduler.worker_process import Workplace
 
 DISTRIBUTION: Final = "mainspring"
 QUEUE: Final = "bench"
+AT_ONCE: Final = 50
 
 
 class Peer:
@@ -24,18 +25,31 @@ class Peer:
 
         self._handler = self._scheduler.handler(queue=QUEUE, name="note")(run)
         self._loop = uvloop.new_event_loop()
-        self._client: Client | None = None
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
-        self._loop.run_until_complete(self._schedule(first, dues_ms))
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
+        self._loop.run_until_complete(self._each(first, dues_ms, 1))
 
-    async def _schedule(self, first: int, dues_ms: Sequence[int]) -> None:
-        if self._client is None:
-            self._client = await self._scheduler.client()
+    def at_once(self, first: int, dues_ms: Sequence[int]) -> None:
+        self._loop.run_until_complete(self._each(first, dues_ms, AT_ONCE))
+
+    def in_bulk(self, first: int, dues_ms: Sequence[int]) -> None:
+        self._loop.run_until_complete(self._bulk(first, dues_ms))
+
+    async def _each(self, first: int, dues_ms: Sequence[int], calls: int) -> None:
+        rest = iter(enumerate(dues_ms, first))
+
+        async def some() -> None:
+            for number, due_ms in rest:
+                await self._handler.at(due_ms).aput(number=number)
+
+        await asyncio.gather(*(some() for _ in range(calls)))
+
+    async def _bulk(self, first: int, dues_ms: Sequence[int]) -> None:
+        client = await self._scheduler.client()
         tasks = (
             Task(f"queue:{QUEUE}/note", {"number": number}, due_ms) for number, due_ms in enumerate(dues_ms, first)
         )
-        await self._client.put_many(tasks)
+        await client.put_many(tasks)
 
     def node(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -25,6 +25,9 @@ RUN: Final = struct.Struct("<qq")
 
 TICK_S: Final = 0.01
 
+WAYS: Final = ("one_by_one", "at_once", "in_bulk")
+"""Methods of a peer that schedule, the slowest first."""
+
 Note = Callable[[int], None]
 
 
@@ -33,7 +36,7 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     module = load(path)
     peer = module.Peer(order["url"], noting(order["runs"]))
-    say({"version": metadata.version(module.DISTRIBUTION)})
+    say({"version": metadata.version(module.DISTRIBUTION), "ways": [way for way in WAYS if hasattr(peer, way)]})
     if role == "produce":
         produce(peer)
     else:
@@ -73,7 +76,7 @@ def produce(peer: Any) -> None:
 def at_once(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
     dues_ms = [order["due_ms"]] * order["tasks"]
     began = time.perf_counter()
-    peer.schedule(order["first"], dues_ms)
+    getattr(peer, order["way"])(order["first"], dues_ms)
     return {"seconds": time.perf_counter() - began}
 
 
@@ -86,7 +89,7 @@ def steady(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
         until = min(tasks, int(passed_ms * rate / 1000) + 1)
         if until > done:
             dues_ms = [due_ms + number * 1000 // rate for number in range(done, until)]
-            peer.schedule(order["first"] + done, dues_ms)
+            getattr(peer, order["way"])(order["first"] + done, dues_ms)
             least_ms = min(least_ms, dues_ms[0] - time.time() * 1000)
             done = until
         time.sleep(TICK_S)

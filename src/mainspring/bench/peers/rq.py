@@ -1,7 +1,7 @@
 """RQ: jobs in a registry by time (whole seconds); a scheduler process moves due jobs every second.
 
 The worker runs jobs in its own process (a fork per job costs several times as much) and keeps no results. The producer
-sends jobs in pipelines.
+sends jobs one by one, or in pipelines.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,12 @@ class Peer:
         self._redis = Redis.from_url(url)
         self._queue = Queue("bench", connection=self._redis)
 
-    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+    def one_by_one(self, first: int, dues_ms: Sequence[int]) -> None:
+        for number, due_ms in enumerate(dues_ms, first):
+            when = datetime.fromtimestamp(due_ms / 1000, UTC)
+            self._queue.enqueue_at(when, f"{__name__}.run", number, result_ttl=0)
+
+    def in_bulk(self, first: int, dues_ms: Sequence[int]) -> None:
         for start in range(0, len(dues_ms), CHUNK):
             with self._redis.pipeline() as pipe:
                 for number, due_ms in enumerate(dues_ms[start : start + CHUNK], first + start):

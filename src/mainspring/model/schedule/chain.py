@@ -60,8 +60,8 @@ class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, ren
     rested_ms: int = 0
     """End of the last pause that ended by itself and whose planned times are counted."""
     behind_ms: int = 0
-    """Planned times up to here came due before the previous run began: they wait for their turn whatever the overlap
-    rule, because nothing ran when they came due."""
+    """Planned times up to here came due before the previous run began, which was held up: they wait for their turn
+    whatever the overlap rule, because nothing ran when they came due."""
 
     @property
     def last_is_over(self) -> bool:
@@ -154,6 +154,11 @@ def link_to(definition: Definition, planned_ms: int | None, state: ChainMemory) 
     return ChainState(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
 
 
+HELD_UP_MS: Final = 1000
+"""How late a run begins that was held up: then those due before it have their turn. The milliseconds of any begin hold
+up nothing: with an interval of 1 ms, each would be a run that keeps the next one waiting."""
+
+
 # -- advancing the chain --------------------------------------------------------------------------------------------
 
 
@@ -168,7 +173,12 @@ def after_begin(
     if waited and next_ms is not None and next_ms <= now_ms:
         next_ms, state = _after_wait(definition, state, next_ms, now_ms)
     elif not state.is_behind(link.planned_ms):  # once: later times may find a run in progress
-        is_late = next_ms is not None and next_ms <= now_ms and definition.due_ms(next_ms) <= now_ms
+        is_late = (
+            now_ms >= definition.due_ms(link.planned_ms) + HELD_UP_MS
+            and next_ms is not None
+            and next_ms <= now_ms
+            and definition.due_ms(next_ms) <= now_ms
+        )
         if is_late or state.behind_ms:
             state = replace(state, behind_ms=now_ms if is_late else 0)
     if definition.max_runs is not None and state.runs >= definition.max_runs:

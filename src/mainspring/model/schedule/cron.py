@@ -339,7 +339,7 @@ _MAX_CHARS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A parsed expression. Bit n of a number stands for the value n."""
+    """A parsed expression. Bit n of a number means that the value n matches."""
 
     text: str
     seconds: int

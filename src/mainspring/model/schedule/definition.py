@@ -117,7 +117,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     paused: SchedulePause | None = None
     note: str = ""
     source: str = ""
-    """Who manages the schedule: a file that is applied repeatedly may remove only its own schedules."""
+    """The manager of the schedule: a file that is applied repeatedly may remove only its own schedules."""
     declared: str = ""
     """Digest of the definition that a program declared when it wrote the schedule; edits do not change it."""
     pinned: bool = False

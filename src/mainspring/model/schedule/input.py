@@ -16,7 +16,7 @@ from ..text import did_you_mean, plain
 from ..times import Delay, When, delay_ms, instant_ms, read_iso
 from .definition import Definition
 from .recurrence import AFTER_END, EVERY, TIMES, kind_of, read_spec
-from .zone import zone
+from .zone import Gap, Overlap, zone
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -27,8 +27,8 @@ class ScheduleOptions(TypedDict, total=False):
     start: When | None
     end: When | None
     max_runs: int | None
-    dst_gap: str
-    dst_overlap: str
+    dst_gap: Gap
+    dst_overlap: Overlap
     lane: str | None
     retry: RetryPolicy | str | Mapping[str, Any] | None
     retries: int | None

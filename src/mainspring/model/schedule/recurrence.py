@@ -350,7 +350,7 @@ class Recurrence:
         return None if end_s is None else min(end_s - segment.offset_s, segment.end_s) * 1000
 
     def _stands_in(self, segment: Segment, *, excluded: bool) -> bool:
-        """Return whether a run at the start of a segment stands for times that the clock skipped."""
+        """Return whether a run at the start of a segment replaces times that the clock skipped."""
         if self.gap != "shift" or segment.before_s >= segment.offset_s:
             return False
         local_s = segment.start_s + segment.offset_s

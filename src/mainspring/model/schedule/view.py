@@ -44,7 +44,7 @@ def lint(
     runs: Sequence[int] | None = None,
 ) -> list[Finding]:
     """Return all warnings; `worst` is how long one run may take with all its retries. `usual_attempt_ms` is the time
-    limit of one attempt if nobody has chosen the retries.
+    limit of one attempt if the retries are the default ones.
 
     `runs` are the next runs, if the caller has computed them."""
     found: list[Finding] = []

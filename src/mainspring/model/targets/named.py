@@ -1,4 +1,4 @@
-"""Named targets: `target:<name>` stands for an address with its credentials and rules, kept by the nodes.
+"""Named targets: `target:<name>` names an address with its credentials and rules, kept by the nodes.
 
 A task that names its target carries no secrets, and the address can change while the task waits.
 """
@@ -40,7 +40,7 @@ class Plain:
         Limit(self.rate, self.concurrency)
         scheme = check_target(self.address)
         if scheme == SCHEME:
-            raise InvalidInput(f"address {self.address!r} is another named target; give the address it stands for")
+            raise InvalidInput(f"address {self.address!r} is another named target; give the address behind it")
         if scheme in HANDED_OFF:
             # A worker chooses its handler by the target in the task itself, so it could not use the name.
             raise InvalidInput(

@@ -129,7 +129,7 @@ class Webhook:
 
     @property
     def address(self) -> str:
-        """The target that the name stands for."""
+        """The target behind the name."""
         return self.url
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
 from ...model.run import Run
+from ..job_queue import announce
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..records import KeptResult
 from ..redis.connection import RedisCommand
@@ -309,6 +310,8 @@ class Commit(NamedTuple):
     """What the history keeps of these attempts, written in the same step."""
     queues: Mapping[str, Sequence[bytes]] = {}
     """Tasks for workers. Queue -> records: the packed address a task comes from, then its entry."""
+    acks: Sequence[bytes] = ()
+    """Packed addresses of tasks whose workers' acks are settled by this call, and removed."""
 
 
 class CommitReply(NamedTuple):
@@ -316,7 +319,7 @@ class CommitReply(NamedTuple):
     answers: Mapping[int, bytes] = {}
     """For some tasks for workers, by position among all records: BUSY, or how an earlier run had ended."""
     listening: int | None = None
-    """Workers that were called; None if nobody was."""
+    """Workers that were called; None if none was."""
 
 
 async def commit(store: Store, work: Commit) -> WriteStatus:
@@ -352,7 +355,7 @@ def _commit_group(store: Store, work: Commit, listening: int) -> Group:
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
         len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
-        len(work.answers), runs, len(work.queues), sum(map(len, work.queues.values())),
+        len(work.answers), runs, len(work.queues), sum(map(len, work.queues.values())), len(work.acks),
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
@@ -376,10 +379,11 @@ def _commit_group(store: Store, work: Commit, listening: int) -> Group:
     for answer in work.answers:
         keys.append(names.result(answer.idh))
         args += (answer.ttl_ms, answer.data)
-    keys += run_keys
+    keys += (names.acks, *run_keys)
+    args += work.acks
     call: RedisCommand = store.scripts.call("commit", keys, args)
     # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
-    return names.slot, [call, ("SPUBLISH", names.work, str(listening))] if work.queues else [call]
+    return names.slot, [call, announce(names, work.queues, listening)] if work.queues else [call]
 
 
 def _add_queues(names: PartitionKeys, queues: Mapping[str, Sequence[bytes]], keys: list[str], args: list[Any]) -> None:
@@ -450,18 +454,9 @@ async def read_acks(store: Store, cursors: Mapping[int, int]) -> list[Acks | Sto
     return answers
 
 
-async def forget_acks(store: Store, known: Mapping[int, Sequence[bytes]]) -> StoreError | None:
-    """Remove acks whose tasks are settled. A leftover ack does no harm: no other task gets its address."""
-    groups: list[Group] = []
-    for p, addresses in known.items():
-        keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HDEL", keys.acks, *addresses)]))
-    return next((one for one in await store.run(groups) if isinstance(one, StoreError)), None)
-
-
 async def sweep_acks(store: Store, partition: int) -> None:
-    """Remove some acks whose slices are gone: a former owner had settled their tasks, but ended before it could forget
-    the acks."""
+    """Remove some acks whose slices are gone, of tasks that no owner awaited: they were cancelled while they ran. Until
+    then such an ack does no harm: no other task gets its address."""
     [answer] = await read_acks(store, {partition: 0})
     if isinstance(answer, StoreError):
         raise answer
@@ -476,5 +471,5 @@ async def sweep_acks(store: Store, partition: int) -> None:
         raw for (raw, place), score in zip(places.items(), scores, strict=True)
         if score is None or float(score) != place.score
     ]  # fmt: skip
-    if gone and (failure := await forget_acks(store, {partition: gone})) is not None:
-        raise failure
+    if gone:
+        await store.run_one(keys.slot, [("HDEL", keys.acks, *gone)])

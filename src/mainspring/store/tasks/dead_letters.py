@@ -36,15 +36,15 @@ _STRETCH: Final = 128
 
 _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
-LetterPlace = tuple[int, int, bytes]
+DeadLetterPlace = tuple[int, int, bytes]
 """Sort key of a dead letter: time of death in ms, partition, idh."""
 
 
-class KeptLetter(NamedTuple):
+class KeptDeadLetter(NamedTuple):
     """A dead letter and its place."""
 
-    place: LetterPlace
-    letter: DeadLetter
+    place: DeadLetterPlace
+    dead_letter: DeadLetter
 
 
 # -- in order ------------------------------------------------------------------------------------------------
@@ -53,15 +53,15 @@ class KeptLetter(NamedTuple):
 class _Merged:
     """Merges the dead-letter places of all partitions in order, with at most one stretch of each in memory."""
 
-    def __init__(self, store: Store, where: DeadFilter, after: LetterPlace | None, *, newest_first: bool) -> None:
+    def __init__(self, store: Store, where: DeadFilter, after: DeadLetterPlace | None, *, newest_first: bool) -> None:
         self._store = store
         self._newest_first = newest_first
         self._end_ms = where.from_ms if newest_first else where.to_ms
         start_ms = where.to_ms if newest_first else where.from_ms
         self._from = [_start(p, start_ms, after, newest_first) for p in range(len(store.keys))]
-        self._read: list[list[LetterPlace]] = [[] for _ in self._from]
+        self._read: list[list[DeadLetterPlace]] = [[] for _ in self._from]
         self._open = set(range(len(self._from)))
-        self._ready: deque[LetterPlace] = deque()
+        self._ready: deque[DeadLetterPlace] = deque()
 
     async def more(self) -> bool:
         while not self._ready and (self._open or any(self._read)):
@@ -69,8 +69,8 @@ class _Merged:
             self._settle()
         return bool(self._ready)
 
-    async def take(self, count: int) -> list[LetterPlace]:
-        taken: list[LetterPlace] = []
+    async def take(self, count: int) -> list[DeadLetterPlace]:
+        taken: list[DeadLetterPlace] = []
         while len(taken) < count and await self.more():
             taken.append(self._ready.popleft())
         return taken
@@ -114,7 +114,7 @@ class _Merged:
         self._ready.extend(everything)
 
 
-def _start(partition: int, start_ms: int, after: LetterPlace | None, newest_first: bool) -> tuple[int, bytes]:
+def _start(partition: int, start_ms: int, after: DeadLetterPlace | None, newest_first: bool) -> tuple[int, bytes]:
     """Return (time, idh) from which a partition is read: dead letters of the same time are ordered by partition."""
     if after is None:
         return start_ms, b""
@@ -124,34 +124,34 @@ def _start(partition: int, start_ms: int, after: LetterPlace | None, newest_firs
     return limit(begin, (start_ms, b""))
 
 
-async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[KeptLetter]]:
+async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[KeptDeadLetter]]:
     """Yield all matching dead letters in batches. Any that exist during the whole walk are yielded exactly once."""
     merged = _Merged(store, where, None, newest_first=newest_first)
     while places := await merged.take(AT_ONCE):
-        fitting = [one for one in await _read(store, places) if one is not None and where.fits(one.letter)]
+        fitting = [one for one in await _read(store, places) if one is not None and where.fits(one.dead_letter)]
         if fitting:
             yield fitting
 
 
-async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, limit: int) -> DeadPage:
+async def page(store: Store, where: DeadFilter, *, after: DeadLetterPlace | None, limit: int) -> DeadPage:
     """Return matching dead letters, newest first. A page of large ones may be short and still have a cursor."""
     merged = _Merged(store, where, after, newest_first=True)
-    letters: list[DeadLetter] = []
+    dead_letters: list[DeadLetter] = []
     searched, size, last, left = 0, 0, after, False
-    while len(letters) < limit and searched < SEARCHED_AT_MOST and size < PAGE_BYTES:
-        places = await merged.take(AT_ONCE if where.by_content else min(AT_ONCE, limit - len(letters)))
+    while len(dead_letters) < limit and searched < SEARCHED_AT_MOST and size < PAGE_BYTES:
+        places = await merged.take(AT_ONCE if where.by_content else min(AT_ONCE, limit - len(dead_letters)))
         if not places:
             break
         for place, one in zip(places, await _read(store, places), strict=True):
-            if len(letters) == limit or size >= PAGE_BYTES:
+            if len(dead_letters) == limit or size >= PAGE_BYTES:
                 left = True
                 break
             last, searched = place, searched + 1
-            if one is not None and where.fits(one.letter):
-                letters.append(one.letter)
-                size += len(one.letter.payload)
+            if one is not None and where.fits(one.dead_letter):
+                dead_letters.append(one.dead_letter)
+                size += len(one.dead_letter.payload)
     left = left or await merged.more()
-    return DeadPage(letters, _text(last) if left and last is not None else None)
+    return DeadPage(dead_letters, _text(last) if left and last is not None else None)
 
 
 async def count(store: Store, from_ms: int, to_ms: int) -> int:
@@ -172,11 +172,11 @@ async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:
     return (await page(store, DeadFilter(), after=None, limit=limit)).letters
 
 
-def _text(place: LetterPlace) -> str:
+def _text(place: DeadLetterPlace) -> str:
     return f"{place[0]}.{place[1]}.{place[2].hex()}"
 
 
-def parse_place(text: str) -> LetterPlace:
+def parse_place(text: str) -> DeadLetterPlace:
     """Parse a cursor; raise ValueError if it is malformed."""
     time_ms, partition, idh = text.split(".")
     place = int(time_ms), int(partition), bytes.fromhex(idh)
@@ -185,10 +185,10 @@ def parse_place(text: str) -> LetterPlace:
     return place
 
 
-# -- single letters --------------------------------------------------------------------------------------------
+# -- single dead letters ---------------------------------------------------------------------------------------
 
 
-async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter | None]:
+async def _read(store: Store, places: Sequence[DeadLetterPlace]) -> list[KeptDeadLetter | None]:
     """Read dead letters; None for one that is gone."""
     by_partition: dict[int, list[int]] = {}
     for i, (_, p, _) in enumerate(places):
@@ -197,17 +197,17 @@ async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter 
     for p, numbers in by_partition.items():
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("HMGET", keys.dead, *[places[i][2] for i in numbers])]))
-    found: list[KeptLetter | None] = [None] * len(places)
+    found: list[KeptDeadLetter | None] = [None] * len(places)
     for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         for i, record in zip(numbers, result[0], strict=True):
             if record is not None:
-                found[i] = KeptLetter(places[i], _letter(places[i], record))
+                found[i] = KeptDeadLetter(places[i], _dead_letter(places[i], record))
     return found
 
 
-async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
+async def find_dead_letter(store: Store, reference: Reference) -> KeptDeadLetter | None:
     """Return the dead letter of an id, from its partition or, if a lane may have chosen another, from any. Ambiguous if
     several have it."""
     spots = reference.spots(len(store.keys))
@@ -215,21 +215,21 @@ async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
     for p, idh, _ in spots:
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("ZSCORE", keys.dead_times, idh), ("HGET", keys.dead, idh)]))
-    found: list[KeptLetter] = []
+    found: list[KeptDeadLetter] = []
     for (p, idh, _), result in zip(spots, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         score, record = result
         if score is not None and record is not None:
             place = (int(float(score)), p, idh)
-            kept = KeptLetter(place, _letter(place, record))
-            found += [kept] if reference.fits(kept.letter.lane) or kept.letter.damaged else []
+            kept = KeptDeadLetter(place, _dead_letter(place, record))
+            found += [kept] if reference.fits(kept.dead_letter.lane) or kept.dead_letter.damaged else []
     if len(found) > 1 and reference.lane is None:
-        raise Ambiguous(found[0].letter.id, sorted(kept.letter.lane or "" for kept in found))
+        raise Ambiguous(found[0].dead_letter.id, sorted(kept.dead_letter.lane or "" for kept in found))
     return found[0] if found else None
 
 
-def _letter(place: LetterPlace, record: bytes) -> DeadLetter:
+def _dead_letter(place: DeadLetterPlace, record: bytes) -> DeadLetter:
     """Return the decoded dead letter. An unreadable one is returned as such: it must not fail a page."""
     try:
         return _decode(record)
@@ -238,16 +238,16 @@ def _letter(place: LetterPlace, record: bytes) -> DeadLetter:
         return DeadLetter(id=place[2].hex(), reason=reason, died_ms=place[0], due_ms=0, entry=record)
 
 
-async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0.0) -> list[bool]:
+async def drop(store: Store, dead_letters: Sequence[KeptDeadLetter], *, wait_s: float = 0.0) -> list[bool]:
     """Drop dead letters; return False for one that was gone, or had died again, before."""
-    dropped = [False] * len(letters)
+    dropped = [False] * len(dead_letters)
     unsure: set[int] = set()
-    todo, window = list(range(len(letters))), RetryWindow(store, wait_s)
+    todo, window = list(range(len(dead_letters))), RetryWindow(store, wait_s)
     while todo:
         by_partition: dict[int, list[int]] = {}
         for i in todo:
-            by_partition.setdefault(letters[i].place[1], []).append(i)
-        groups = [_drop_call(store, p, [letters[i].place for i in some]) for p, some in by_partition.items()]
+            by_partition.setdefault(dead_letters[i].place[1], []).append(i)
+        groups = [_drop_call(store, p, [dead_letters[i].place for i in some]) for p, some in by_partition.items()]
         todo, failure = [], None
         for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
             if isinstance(result, StoreError):
@@ -289,7 +289,7 @@ async def expire(store: Store, partitions: Sequence[int], limits: DeadLetterLimi
     return [one if isinstance(one, StoreError) else Expired(*one[0]) for one in await store.run(groups)]
 
 
-def _drop_call(store: Store, partition: int, places: Sequence[LetterPlace]) -> Group:
+def _drop_call(store: Store, partition: int, places: Sequence[DeadLetterPlace]) -> Group:
     keys = store.keys.partitions[partition]
     args: list[Arg] = [len(places)]
     for died_ms, _, idh in places:
@@ -309,7 +309,7 @@ class _Wish(NamedTuple):
     """A dead letter and the entry to put for it: both are fixed before the first attempt."""
 
     number: int
-    kept: KeptLetter
+    kept: KeptDeadLetter
     slice: Slice
     row: bytes
     due_ms: int
@@ -337,26 +337,26 @@ class Replayer:
         self._wait_s = wait_s
 
     async def replay(
-        self, letters: Sequence[KeptLetter], dues_ms: Sequence[int], *, new_key: bool = False
+        self, dead_letters: Sequence[KeptDeadLetter], dues_ms: Sequence[int], *, new_key: bool = False
     ) -> list[Replayed]:
         """Replay; return one answer per dead letter, in order. Callers bound the number: one call takes a partition."""
-        answers: list[Replayed | None] = [_if_damaged(kept.letter) for kept in letters]
+        answers: list[Replayed | None] = [_if_damaged(kept.dead_letter) for kept in dead_letters]
         now_ms = self._store.clock.now_ms()
         wishes = [
             self._wish(i, kept, due_ms, now_ms, new_key)
-            for i, (kept, due_ms) in enumerate(zip(letters, dues_ms, strict=True))
+            for i, (kept, due_ms) in enumerate(zip(dead_letters, dues_ms, strict=True))
             if answers[i] is None
         ]
         for number, answer in await self._fulfil(wishes, now_ms):
             answers[number] = answer
         return [answer for answer in answers if answer is not None]
 
-    async def rehearse(self, letters: Sequence[KeptLetter], dues_ms: Sequence[int]) -> list[Replayed]:
+    async def rehearse(self, dead_letters: Sequence[KeptDeadLetter], dues_ms: Sequence[int]) -> list[Replayed]:
         """Return what `replay` would answer now; write nothing."""
-        wanted = [(kept.place[1], kept.place[2]) for kept in letters]
+        wanted = [(kept.place[1], kept.place[2]) for kept in dead_letters]
         raws = await look_up_packed(self._store, wanted)
         known = [
-            (i, (Address.unpack(letters[i].place[1], raw), letters[i].place[2]))
+            (i, (Address.unpack(dead_letters[i].place[1], raw), dead_letters[i].place[2]))
             for i, raw in enumerate(raws)
             if raw is not None
         ]
@@ -364,23 +364,25 @@ class Replayer:
         live = {i for (i, _), entry in zip(known, found, strict=True) if entry.state in ("pending", "fired")}
         live |= {i for i, place in enumerate(await find_queued(self._store, wanted)) if place is not None}
         answers = []
-        for i, (kept, due_ms) in enumerate(zip(letters, dues_ms, strict=True)):
-            conflict = Replayed(kept.letter.id, "conflict", None, _LIVE) if i in live else None
-            answers.append(_if_damaged(kept.letter) or conflict or Replayed(kept.letter.id, "replayed", due_ms))
+        for i, (kept, due_ms) in enumerate(zip(dead_letters, dues_ms, strict=True)):
+            conflict = Replayed(kept.dead_letter.id, "conflict", None, _LIVE) if i in live else None
+            answers.append(
+                _if_damaged(kept.dead_letter) or conflict or Replayed(kept.dead_letter.id, "replayed", due_ms)
+            )
         return answers
 
-    def _wish(self, number: int, kept: KeptLetter, due_ms: int, now_ms: int, new_key: bool) -> _Wish:
-        letter, (_, partition, idh) = kept.letter, kept.place
+    def _wish(self, number: int, kept: KeptDeadLetter, due_ms: int, now_ms: int, new_key: bool) -> _Wish:
+        dead_letter, (_, partition, idh) = kept.dead_letter, kept.place
         body = Body(
-            letter.target,
-            letter.payload,
-            None if _is_generated(kept) else letter.id,
-            letter.lane,
-            original_due_ms=None if new_key else letter.due_ms,
-            raw=letter.raw,
-            retry=letter.retry,
-            timeout_ms=letter.timeout_ms,
-            lane_in_key=letter.lane_in_key,
+            dead_letter.target,
+            dead_letter.payload,
+            None if _is_generated(kept) else dead_letter.id,
+            dead_letter.lane,
+            original_due_ms=None if new_key else dead_letter.due_ms,
+            raw=dead_letter.raw,
+            retry=dead_letter.retry,
+            timeout_ms=dead_letter.timeout_ms,
+            lane_in_key=dead_letter.lane_in_key,
         )
         place, row = self._intake.encode(body, idh, partition, due_ms, now_ms, indexed=True)
         return _Wish(number, kept, place, row, due_ms)
@@ -414,7 +416,7 @@ class Replayer:
         again = []
         for attempt, status, answer in zip(attempts, reply[::2], reply[1::2], strict=True):
             wish = attempt.wish
-            replayed = Replayed(wish.kept.letter.id, "replayed", wish.due_ms)
+            replayed = Replayed(wish.kept.dead_letter.id, "replayed", wish.due_ms)
             if status == b"ok":
                 assert isinstance(answer, int)
                 self._widths.saw(wish.kept.place[1], wish.slice, answer + 1)
@@ -435,8 +437,8 @@ class Replayer:
         return again
 
 
-def _if_damaged(letter: DeadLetter) -> Replayed | None:
-    return Replayed(letter.id, "damaged", None, _DAMAGED) if letter.damaged else None
+def _if_damaged(dead_letter: DeadLetter) -> Replayed | None:
+    return Replayed(dead_letter.id, "damaged", None, _DAMAGED) if dead_letter.damaged else None
 
 
 def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
@@ -444,18 +446,18 @@ def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
         attempt.unsure = attempt.unsure or (isinstance(failure, Unavailable) and failure.sent)
 
 
-def _is_generated(kept: KeptLetter) -> bool:
+def _is_generated(kept: KeptDeadLetter) -> bool:
     """Return whether the task had a generated id: its dead letter then has the 16 bytes of it in hex."""
-    idh, lane = idh_of(kept.letter.id), kept.letter.lane
+    idh, lane = idh_of(kept.dead_letter.id), kept.dead_letter.lane
     return kept.place[2] != idh and (lane is None or kept.place[2] != idh_in_lane(idh, lane))
 
 
 def _handle_of(attempt: _Attempt) -> bytes:
     """Return the address in the task's handle: where it died, if its id was generated."""
-    letter = attempt.wish.kept.letter
+    dead_letter = attempt.wish.kept.dead_letter
     if not _is_generated(attempt.wish.kept):
         return b""
-    return attempt.indexed or (letter.place if len(letter.place) == ADDRESS_BYTES else b"")
+    return attempt.indexed or (dead_letter.place if len(dead_letter.place) == ADDRESS_BYTES else b"")
 
 
 def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -> Group:
@@ -487,7 +489,7 @@ def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -
 
 class EndedTask(NamedTuple):
     state: State
-    kept: KeptLetter | None
+    kept: KeptDeadLetter | None
     """Its dead letter."""
 
 
@@ -506,11 +508,11 @@ async def cancelled_ms(store: Store, reference: Reference) -> int | None:
 
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> EndedTask:
     state: State = "unknown" if located is None else located.entry.state
-    kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
+    kept = await find_dead_letter(store, reference) if state in ("unknown", "dead") else None
     # A task that was moved and then cancelled is in neither its old place nor the index.
     forgotten = state == "unknown" if reference.address is None else state == "finished"
     off_ms = await cancelled_ms(store, reference) if forgotten else None
-    if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
+    if kept is not None and (off_ms is None or off_ms < kept.dead_letter.died_ms):
         # The index forgets an id some time after its end; the dead letter stays.
         return EndedTask("dead", kept)
     if off_ms is not None:
@@ -529,8 +531,8 @@ async def info_of(store: Store, task_id: str, reference: Reference, located: Loc
     ended = await how_it_ended(store, reference, located)
     if ended.kept is None:
         return TaskInfo(task_id, ended.state)
-    letter = ended.kept.letter
+    dead_letter = ended.kept.dead_letter
     return TaskInfo(
-        task_id, "dead", letter.due_ms, letter.target or None, lane=letter.lane, attempt=letter.attempts,
-        errors=letter.errors,
+        task_id, "dead", dead_letter.due_ms, dead_letter.target or None, lane=dead_letter.lane,
+        attempt=dead_letter.attempts, errors=dead_letter.errors,
     )  # fmt: skip

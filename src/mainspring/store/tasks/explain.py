@@ -22,7 +22,7 @@ from ..owner.holds import record_of, waits_for
 from ..owner.read import slices_in
 from ..schedules import run_before
 from ..store import Store
-from .dead_letters import KeptLetter, how_it_ended
+from .dead_letters import KeptDeadLetter, how_it_ended
 from .find import Finder, Located, Reference
 from .index import look_up
 from .pages import AT_ONCE_BYTES, heads
@@ -159,39 +159,39 @@ _ENDS: Final[dict[str, tuple[ReasonCode, str]]] = {
 }
 
 
-def _dead(task_id: str, now_ms: int, kept: KeptLetter) -> Explanation:
-    letter = kept.letter
-    code, text = _how_it_died(letter, now_ms)
+def _dead(task_id: str, now_ms: int, kept: KeptDeadLetter) -> Explanation:
+    dead_letter = kept.dead_letter
+    code, text = _how_it_died(dead_letter, now_ms)
     return Explanation(
         id=task_id,
         code=code,
         text=text,
         state="dead",
         now_ms=now_ms,
-        due_ms=letter.due_ms,
+        due_ms=dead_letter.due_ms,
         partition=kept.place[1],
-        target=letter.target or None,
-        lane=letter.lane,
-        attempt=letter.attempts,
-        errors=letter.errors,
-        reason=letter.reason,
-        died_ms=letter.died_ms,
+        target=dead_letter.target or None,
+        lane=dead_letter.lane,
+        attempt=dead_letter.attempts,
+        errors=dead_letter.errors,
+        reason=dead_letter.reason,
+        died_ms=dead_letter.died_ms,
     )
 
 
-def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[ReasonCode, str]:
-    ago = f"{span(max(0, now_ms - letter.died_ms))} ago"
-    if letter.reason == EXPIRED_RUNNING:
+def _how_it_died(dead_letter: DeadLetter, now_ms: int) -> tuple[ReasonCode, str]:
+    ago = f"{span(max(0, now_ms - dead_letter.died_ms))} ago"
+    if dead_letter.reason == EXPIRED_RUNNING:
         return "expired", f"A worker was running it when it expired, {ago}; replay it to run it once more."
-    if letter.reason == EXPIRED:
+    if dead_letter.reason == EXPIRED:
         return (
             "expired",
             f"It was not delivered in time and was recorded as expired {ago}; replay it to deliver it late.",
         )
-    if letter.reason.startswith(DROPPED):
-        return "dead", f"It was {letter.reason}, {ago}; replay it to deliver it anyway."
-    after = f"after {letter.attempts} attempt{'s' if letter.attempts != 1 else ''}"
-    return "dead", f"It was given up {ago} {after}: {letter.reason}; fix the cause, then replay it."
+    if dead_letter.reason.startswith(DROPPED):
+        return "dead", f"It was {dead_letter.reason}, {ago}; replay it to deliver it anyway."
+    after = f"after {dead_letter.attempts} attempt{'s' if dead_letter.attempts != 1 else ''}"
+    return "dead", f"It was given up {ago} {after}: {dead_letter.reason}; fix the cause, then replay it."
 
 
 PROMPT_MS: Final = 1_000

@@ -56,7 +56,7 @@ class Spot(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Where the task of an id can be."""
+    """The places where the task of an id can be."""
 
     task_id: str | None
     """The caller's id; None for a generated one."""
@@ -97,14 +97,14 @@ class Reference(NamedTuple):
         return bool(self.lane and self.noted)
 
     def spots(self, partitions: int) -> list[Spot]:
-        """Where all that may be meant can be, the likeliest first."""
+        """Return the places where a matching task can be, the likeliest first."""
         every = [self.home, *(p for p in range(partitions) if self.elsewhere and p != self.home)]
         lanes = self.noted if self.lane is None else (self.lane,) if self.lane and self.task_id is not None else ()
         in_lanes = [Spot(partition_of(lane, partitions), idh_in_lane(self.idh, lane), lane) for lane in lanes]
         return [*in_lanes, *(Spot(p, self.idh) for p in every)]
 
     def spots_of_records(self, partitions: int) -> list[Spot]:
-        """The same for what does not say its lane: results, and ids that were cancelled."""
+        """Return the same for records that do not say their lane: results, and cancelled ids."""
         return [spot for spot in self.spots(partitions) if spot.lane is not None or not self.has_own_hash]
 
     def as_generated(self) -> "Reference | None":
@@ -235,8 +235,8 @@ class Finder:
         return sorted(lanes | {body.lane or "" for body in bodies if body is not None})
 
     async def _index_packed(self, wanted: list[Wanted], lane: str | None) -> list[IndexPlaces]:
-        """Where each id is known, in the lane that is named. Without one all lanes count; an id that is in none of
-        those noted, nor at home, is looked for in all partitions: there may be runs of schedules in lanes."""
+        """Return the places in which each id is known, in the named lane. Without one all lanes count; an id that is in
+        none of those noted, nor at home, is looked for in all partitions: runs of schedules may be in lanes."""
         partitions = len(self._store.keys)
         found: list[IndexPlaces] = [[] for _ in wanted]
         if lane:

@@ -84,7 +84,7 @@ async def replace(
     s, f, _, x = keys.slice_keys(from_place.name)
     names = [keys.n, keys.slices, keys.ids, keys.entries(new.slice.name), s, f, x]
     args: list[Any] = [
-        "move" if old is not None else "anew",
+        "move" if old is not None else "new",
         new.idh,
         expected.pack() if expected is not None else "",
         new.slice.name,

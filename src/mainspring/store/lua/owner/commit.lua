@@ -1,11 +1,12 @@
 -- Commit what has to be written besides a done bit, for one partition: retries, dead letters, dropped repeats, held work
--- that moves into hold slices, answers of receivers, tasks that go to the queues of workers, and the history of all these.
+-- that moves into hold slices, answers of receivers, tasks that go to the queues of workers, and the history of all these. The acks
+-- of workers that are settled with that go.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; if tasks are handed off: queued, acks,
 --       queues, and the stream of each queue; s of each place for retries and moves; s, f, x of each slice that tasks are
---       moved from; a key for each answer; if runs are written, those of lib/_runs.lua
+--       moved from; a key for each answer; acks; if runs are written, those of lib/_runs.lua
 -- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, answers, runs (see
---       lib/_runs.lua, '' = none), queues, tasks, then
+--       lib/_runs.lua, '' = none), queues, tasks, acks, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per queue: name, how many of the tasks
 --         per task, queue by queue: its record (see _record.lua)
@@ -19,6 +20,7 @@
 --           stays there ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
 --         per answer of a receiver: time to live in ms, bytes
+--         per ack that is settled: address of its task
 -- returns {time in us, status, {position, answer ...}}; status: ok | fenced | rolledback | stale
 --   an answer only for some tasks that were to be handed off: '' (another task with its id is in a queue: it stays fired,
 --   to be handed off later), or the outcome of a run that had ended before
@@ -33,12 +35,12 @@ local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
 local touched, places, retries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local deaths, holds = tonumber(ARGV[8]), tonumber(ARGV[9])
 local moves, records, answers = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local streams, tasks = tonumber(ARGV[14]), tonumber(ARGV[15])
+local streams, tasks, acks = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
 local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
 if status == 'repeated' and tasks == 0 then return {now, 'ok', {}} end
 if status and status ~= 'repeated' then return {now, status, {}} end
-local first_touched = 15
+local first_touched = 16
 for i = 0, touched - 1 do
   local at = first_touched + i * 6
   if not status and not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
@@ -200,6 +202,7 @@ for i = 1, answers do
   redis.call('SET', KEYS[from_key + moves * 3 + i], ARGV[a + 2], 'PX', ARGV[a + 1])
   a = a + 2
 end
+if acks > 0 then redis.call('HDEL', KEYS[from_key + moves * 3 + answers + 1], unpack(ARGV, a + 1, a + acks)) end
 local added, aside = 0, 0
 if tasks > 0 then
   local queued, queues = KEYS[queue_key + 1], KEYS[queue_key + 3]

@@ -1,7 +1,7 @@
 -- Drop the oldest dead letters of a partition: those past an age, and those beyond a number.
 --
 -- KEYS  dead, dead:t
--- ARGV  age in ms, number (for each, 0 = no bound), limit of letters to drop
+-- ARGV  age in ms, number (for each, 0 = no bound), limit of dead letters to drop
 -- returns {dropped by age, dropped by number}
 -- Needs no token: the server's clock decides what is too old, and a call of a former owner drops nothing else.
 -- keeps: the counter `dead`, which counts deaths, not dead letters.

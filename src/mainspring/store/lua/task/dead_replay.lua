@@ -13,7 +13,7 @@
 -- keeps: one step, so there is never a moment without dead letter and task, or with both. A repeated call finds the dead
 --   letter gone. A replayed task counts as accepted again: its death stays counted, and no counter is reduced.
 local n, slices, ids, dead, dead_times, queued = unpack(KEYS, 1, 6)
-local places, olds, letters = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local places, olds, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local first_old_key, first_old, a = 6 + places, 3 + places * 3, 3 + places * 3 + olds
 
 local function is_live(idh, address, old)
@@ -48,11 +48,11 @@ end
 -- Read everything first: a hash that becomes empty is gone, and cannot be read while its slot is moving to another
 -- server.
 local out, incarnation = {}, {}
-for i = 1, letters do
+for i = 1, count do
   local at = a + (i - 1) * 7
   out[i * 2 - 1], out[i * 2] = status_of(ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 5], tonumber(ARGV[at + 6]))
 end
-for i = 1, letters do
+for i = 1, count do
   if out[i * 2 - 1] == 'ok' then
     local at = a + (i - 1) * 7
     local idh, place = ARGV[at + 1], tonumber(ARGV[at + 3])

@@ -4,7 +4,7 @@
 -- ARGV  mode, idh, expected index value ('' = none), new name, new score, new address prefix, new entry,
 --       old name, old g, old index
 --   mode 'move': the old task must be pending; it is tombstoned and points to the new place
---   mode 'anew': the old task is finished or in flight and stays as it is
+--   mode 'new': the old task is finished or in flight and stays as it is
 -- returns {status, incarnation, index}; status: ok | changed (the index holds another value, returned second)
 --   | cancelled | too late | gone
 -- keeps: one step, so there is never a moment with no task or with two.

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from ..engine.partition import Partition
 from ..model.errors import StoreError
 from ..model.lane import Pauses
 from ..model.notice import (
@@ -36,7 +37,6 @@ from ..store.notices import AskedRuns, Notes, Notices, RecordedRuns, in_order
 from ..store.queue_state import depths
 from ..store.runs import RunRef, is_run_id, read_forwarded, write_forwarded
 from ..store.store import Store
-from .partition import Partition
 
 log = logging.getLogger("mainspring.notices")
 
@@ -55,11 +55,6 @@ MOST_RESPONSES: Final = 5
 _UNSERVED: Final = "jobs wait, and no worker serves the queue"
 _GONE: Final = "HTTP 410"
 """Beginning of the reason for which a node disables a target."""
-
-
-def _follows() -> bool:
-    """Return False: a node outside a cluster has nobody to lead."""
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +88,12 @@ class Notifier:
         owned: Mapping[int, Partition],
         options: NoticeOptions,
         receivers: Receivers,
+        leads: Callable[[], bool],
     ) -> None:
         self._store = store
         self._owned = owned
         self._options = options
-        self.leads: Callable[[], bool] = _follows
-        """Whether this node leads; set by the cluster's role."""
+        self._leads = leads
         self._receivers = receivers
         self._notices = Notices(store)
         self._known: dict[int, tuple[bytes, Notes]] = {}
@@ -114,7 +109,7 @@ class Notifier:
         if self._options.channels:
             more, failure = await self._follow_runs()
             await self._look_at_breakers()
-        if self.leads():
+        if self._leads():
             await self._lead()
         if failure is not None:
             raise failure

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine import notifier
-from mainspring.engine.notifier import NoticeOptions, Notifier
 from mainspring.engine.partition import Partition
 from mainspring.model.delivery import Dead, Response
 from mainspring.model.errors import InvalidInput, NotFound, Unavailable
@@ -15,6 +13,8 @@ from mainspring.model.ids import idh_of
 from mainspring.model.notice import Beats, Channels
 from mainspring.model.run import Run, RunDetails, RunRecord
 from mainspring.model.workers import WorkerInfo
+from mainspring.node import notifier
+from mainspring.node.notifier import NoticeOptions, Notifier
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.notify import BeatSink, NotifySink
 from mainspring.store import members
@@ -40,9 +40,7 @@ class Scene:
     def fresh(self, *, leads: bool = False, **options: Any) -> Notifier:
         """Return the notifier of a node that has just started."""
         given = NoticeOptions(self.channels, **options)
-        made = Notifier(self.ticker.store, self.ticker.engine.owned, given, self)
-        made.leads = lambda: leads
-        return made
+        return Notifier(self.ticker.store, self.ticker.engine.owned, given, self, lambda: leads)
 
     def partition_of(self, name: str) -> Partition:
         return self.ticker.engine.owned[partition_of(name, len(self.ticker.store.keys))]
@@ -253,8 +251,7 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
-    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), scene)
-    silent.leads = lambda: True
+    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), scene, lambda: True)
     silent._notices = Losing(store, "read")
     await scene.record(scene.run("dead"))
     assert await silent.step() > 1
