@@ -213,8 +213,8 @@ class Losing(Notices):
             self.left -= 1
             raise Unavailable("the reply was lost", sent=True)
 
-    async def put(self, tasks: Any) -> None:
-        await super().put(tasks)
+    async def put(self, tasks: Any, on_conflict: Any = "keep") -> None:
+        await super().put(tasks, on_conflict)
         if tasks:
             self._lose("put")
 
@@ -437,6 +437,18 @@ async def test_the_leader_calls_the_watchdog_once_a_minute_through_a_task(scene:
     calls = [one for one in scene.ticker.deliveries if one.target == "target:mainspring-watchdog"]
     assert len(calls) in (3, 4)
     assert len({one.id for one in calls}) == len(calls)
+
+
+async def test_a_caller_who_takes_the_ids_of_the_watchdogs_calls_does_not_stop_them(scene: Scene) -> None:
+    leader = scene.fresh(leads=True, watchdog=True)
+    client = scene.ticker.client
+    minute = client.store.clock.now_ms() // 60_000
+    for later in range(5):
+        await client.put("log:", id=f"watchdog/{minute + later}", after="1h")
+    for _ in range(12):
+        assert await leader.step() > 0
+        await scene.ticker.advance(seconds=15)
+    assert len([one for one in scene.ticker.deliveries if one.target == "target:mainspring-watchdog"]) in (3, 4)
 
 
 async def test_a_beat_of_the_settings_is_missed_even_if_it_never_came(stage: Stage) -> None:

@@ -129,8 +129,8 @@ class Dying(Notices):
         self._die_after("add")
         return due_ms
 
-    async def put(self, tasks: Sequence[Task]) -> None:
-        await super().put(tasks)
+    async def put(self, tasks: Sequence[Task], on_conflict: Any = "keep") -> None:
+        await super().put(tasks, on_conflict)
         self._die_after("put")
 
     async def take(self, channel: str, window_ms: int) -> Taken:

@@ -42,7 +42,7 @@ from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
-from .notifier import WATCHDOG, NoticeOptions, Notifier, NotifySink
+from .notifier import WATCHDOG, Forwarder, NoticeOptions, Notifier, NotifySink
 from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
@@ -380,6 +380,8 @@ class Node:
             )
             self._notifier = Loop("notifier", notifier.step)
             self._notifier.start()
+        if config.history_target is not None:
+            engine.loops.forward.start(Forwarder(engine.store, engine.owned, config.history_target).step)
 
     async def _probe_server(self) -> float:
         """Ping the server: without an engine no other call would correct the clock, or notice an outage."""

@@ -14,7 +14,7 @@ from ..model.errors import Conflict, StoreError
 from ..model.ids import idh_of
 from ..model.notice import KINDS, ONE_PLACE, Beat, Episode, Expected, Notice, NoticeKind, Taken
 from ..model.run import RunRecord
-from ..model.task import Handle, Task
+from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
 from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
@@ -112,7 +112,7 @@ def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) ->
     are there, and whoever reads them again after a crash must see the same order.
     """
     found = [
-        [RecordedRuns(_place(row[0]), partition, number == 0, row[1][1]) for row in rows]
+        [RecordedRuns(entry_id(row[0]), partition, number == 0, row[1][1]) for row in rows]
         for number, rows in enumerate(streams)
     ]
     end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=(before_ms, 0))
@@ -120,7 +120,8 @@ def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) ->
     return [one for one in known if one.at[0] < end[0]] or known
 
 
-def _place(entry: bytes) -> EntryId:
+def entry_id(entry: bytes) -> EntryId:
+    """Read the id of an entry of a stream."""
     ms, _, seq = entry.partition(b"-")
     return int(ms), int(seq)
 
@@ -142,14 +143,14 @@ class Notices:
         self._intake = Intake(store.keys, widths)
         self._named = NamedPuts(store, self._intake, widths)
 
-    async def put(self, tasks: Sequence[Task]) -> None:
+    async def put(self, tasks: Sequence[Task], on_conflict: OnConflict = "keep") -> None:
         """Put tasks that have ids. Repeating a call changes nothing."""
         if not tasks:
             return
         now_ms = await self._store.fresh_ms()
         items = list(self._intake.take(tasks, now_ms).named.values())
         handles: list[Handle | None] = [None] * len(items)
-        await self._named.put(items, handles, "keep", now_ms, SERVER)
+        await self._named.put(items, handles, on_conflict, now_ms, SERVER)
 
     # -- boxes ---------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class Notices:
         version, places, episodes = fields.pop(_VERSION, b""), {}, {}
         for name, raw in fields.items():
             if name.startswith(_PARTITION):
-                places[int(name[1:])] = _place(raw)
+                places[int(name[1:])] = entry_id(raw)
             else:
                 episodes[name.decode()] = _episode.decode(raw)
         return Notes(version, places, episodes)
@@ -265,7 +266,7 @@ class Notices:
         keys = [self._store.keys.partitions[number] for number in partitions]
         groups: list[Group] = [(one.slot, [("HGET", one.runs_n, "last")]) for one in keys]
         found = await self._store.run(groups)
-        return [one if isinstance(one, StoreError) else _place(one[0] or b"0-0") for one in found]
+        return [one if isinstance(one, StoreError) else entry_id(one[0] or b"0-0") for one in found]
 
     async def new_runs(self, asked: Sequence[AskedRuns]) -> list[list[RecordedRuns] | StoreError]:
         """Return what was recorded after a place, oldest first: at most a portion of each partition."""
