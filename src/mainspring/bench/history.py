@@ -56,6 +56,8 @@ class HistoryFigures(msgspec.Struct, frozen=True):
     fire_ratio_with_history: dict[str, float]
     """Rate of webhooks, workers and Kafka (if a broker can be started) with the history, by that without: the median of
     the rounds, which take turns."""
+    cpu_ratio_with_history: dict[str, float]
+    """The same for tasks by CPU second of this process, puts included: other load on the machine changes it less."""
 
     @property
     def sound(self) -> bool:
@@ -135,7 +137,7 @@ async def history(where: ServerChoice, runs: int, tasks: int, rounds: int, progr
         runs, round(runs / used.at_s), round(used.server_us / runs, 2),
         round(used.memory / runs, 1), round(lone_bytes, 1),
         round(percentiles[49], 2), round(percentiles[98], 2), round(failures, 1), round(budget_used, 3),
-        await _fire_ratios(where, tasks, rounds, progress),
+        *await _fire_ratios(where, tasks, rounds, progress),
     )  # fmt: skip
 
 
@@ -177,8 +179,10 @@ _OFF: Final = HistoryRules({"http:": "off", "kafka:": "off", "queue:": "off"})
 _Rate = Callable[[HistoryRules], Awaitable[float]]
 
 
-async def _fire_ratios(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> dict[str, float]:
-    found: dict[str, float] = {}
+async def _fire_ratios(
+    where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress
+) -> tuple[dict[str, float], dict[str, float]]:
+    found: dict[str, tuple[float, float]] = {}
     async with counterpart("mainspring.bench.bare_servers", "receiver") as receiver:
 
         async def webhooks(rules: HistoryRules) -> float:
@@ -194,17 +198,23 @@ async def _fire_ratios(where: ServerChoice, tasks: int, rounds: int, progress: B
 
             await kafka(_OFF)  # only to warm up
             found["kafka"] = await _ratio(kafka, rounds)
-    return found
+    return {kind: one[0] for kind, one in found.items()}, {kind: one[1] for kind, one in found.items()}
 
 
-async def _ratio(rate: _Rate, rounds: int) -> float:
-    """Measure in turns, the one first that was second before, so that other load affects both alike."""
-    ratios = []
+async def _ratio(rate: _Rate, rounds: int) -> tuple[float, float]:
+    """Return the ratios of rate and of CPU. Measure in turns, the one first that was second before, so that other load
+    affects both alike."""
+    rates, loads = [], []
     for number in range(rounds):
         order = (_OFF, DEFAULT_HISTORY) if number % 2 else (DEFAULT_HISTORY, _OFF)
-        rates = {id(rules): await rate(rules) for rules in order}
-        ratios.append(rates[id(DEFAULT_HISTORY)] / rates[id(_OFF)])
-    return round(median(ratios), 3)
+        per_s, cpu_s = {}, {}
+        for rules in order:
+            before_s = time.process_time()
+            per_s[rules is _OFF] = await rate(rules)
+            cpu_s[rules is _OFF] = time.process_time() - before_s
+        rates.append(per_s[False] / per_s[True])
+        loads.append(cpu_s[True] / cpu_s[False])
+    return round(median(rates), 3), round(median(loads), 3)
 
 
 async def _worked(where: ServerChoice, tasks: int, progress: BenchProgress, rules: HistoryRules) -> float:
