@@ -247,6 +247,17 @@ async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) 
     assert "attempt 1 failed: hidden" in caplog.text
     assert "in raised" in caplog.text
     assert "attempt 1 failed: hidden" in caplog.records[1].getMessage()
+    assert [record.exc_info is not None for record in caplog.records] == [True, False], "once a minute, as ever"
+
+
+@pytest.mark.parametrize(("attempt", "spoken"), [(1, "1 attempt"), (3, "3 attempts")])
+async def test_a_death_is_logged_with_its_number_of_attempts(
+    caplog: pytest.LogCaptureFixture, attempt: int, spoken: str
+) -> None:
+    failures = Failures()
+    failures.report(run_failure(0, attempt=attempt, outcome="dead"))
+    await failures.aclose()
+    assert f"is dead after {spoken}: ValueError" in caplog.text
 
 
 async def test_text_from_outside_stays_on_its_log_line(caplog: pytest.LogCaptureFixture) -> None:

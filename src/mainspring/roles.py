@@ -204,8 +204,6 @@ class FailureLog:
         error = failure.exception
         if error is None or error.__traceback__ is None:
             return None
-        if self._redacted:
-            return redact(error)
         key, now_s = (receiver, placed(error)), time.monotonic()
         if now_s < self._traced.get(key, -TRACE_EVERY_S) + TRACE_EVERY_S:
             return None
@@ -213,7 +211,7 @@ class FailureLog:
         self._traced[key] = now_s
         if len(self._traced) > _MOST_RECEIVERS:
             del self._traced[next(iter(self._traced))]
-        return bounded(error)
+        return redact(error) if self._redacted else bounded(error)
 
     def _log(self, failure: Failure, receiver: str) -> None:
         id, target, why = escape(failure.id), escape(shown_target(failure.target)), self._why(failure)
@@ -221,8 +219,8 @@ class FailureLog:
         about = {"task": failure.id, "target": shown_target(failure.target)}
         if failure.outcome == "dead":
             log.error(
-                "task %s to %s is dead after %d attempts: %s", id, target, failure.attempts, why,
-                exc_info=trace, extra=about,
+                "task %s to %s is dead after %d attempt%s: %s", id, target, failure.attempts,
+                "" if failure.attempts == 1 else "s", why, exc_info=trace, extra=about,
             )  # fmt: skip
         elif failure.outcome == "parked":
             log.error(

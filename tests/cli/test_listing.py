@@ -8,15 +8,23 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from mainspring.cli.listing import fitted
 from mainspring.cli.output import relative
+from mainspring.cli.run import stat_lines
 from mainspring.client.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Retry
+from mainspring.model.run import RunCounts
 from mainspring.model.workers import WorkerInfo
 from mainspring.store.members import worker_beat
 from mainspring.testing.servers import Server
+from mainspring.testing.ticker import Ticker
 from tests.support.serving import ENVIRON, MAIN
 
 HOUR_MS = 3_600_000
@@ -113,6 +121,41 @@ async def test_an_empty_list_says_what_is_empty_and_where(
     assert ended.stderr.startswith(f"{empty} in namespace main on {server.url}\n")
 
 
+@pytest.fixture
+async def ticker(server: Server) -> AsyncIterator[Ticker]:
+    server.call("FLUSHALL")
+    clock = ManualClock(int(time.time() * 1000) - 60_000)
+    async with Ticker(server.url, namespace="main", partitions=4, clock=clock) as opened:
+        yield opened
+
+
+async def test_runs_fit_the_terminal_with_ids_that_can_be_pasted(server: Server, ticker: Ticker) -> None:
+    ticker.answer("log", lambda _: Retry("the shop is closed today, come again tomorrow"))
+    await ticker.client.put("log:", 1, id="order-" + "9" * 40, retry="2 base=1s")
+    await ticker.advance(seconds=5)
+    runs = (await ticker.client.runs()).runs
+    assert {run.record.end for run in runs} == {"retry", "dead"}
+    words = ("run", "list", "--redis-url", server.url)
+    header, *rows = (await asyncio.to_thread(on_terminal, *words)).splitlines()
+    assert header.split() == ["ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARGET", "REASON"]
+    assert [row.split()[0] for row in rows] == [run.id for run in runs]
+    assert max(map(len, rows)) <= 80
+    assert "! retry" in rows[1]
+
+
+async def test_charts_of_many_hours_fit_the_terminal(server: Server, client: Client) -> None:
+    counts = [RunCounts(at_ms=at * HOUR_MS, ok=1) for at in range(700)]
+    lines = stat_lines(counts)
+    assert lines[0].endswith(", a column is 12 h")
+    assert max(map(len, lines)) <= 80
+    assert re.match(r"ok +█{58}\S?█?  700$", lines[1]), lines[1]
+
+
+async def test_a_log_of_nothing_says_so(server: Server, client: Client) -> None:
+    ended = await asyncio.to_thread(in_pipe, "run", "log", "nope", "--redis-url", server.url)
+    assert (ended.stdout, ended.stderr) == ("", "nope: nothing is written, or nothing of it is kept\n")
+
+
 async def test_watch_prints_again_until_it_is_interrupted(server: Server, client: Client) -> None:
     await client.put("log:", 1, after="30m", id="first")
     process = await asyncio.create_subprocess_exec(
@@ -173,7 +216,18 @@ async def test_an_unknown_task_is_reported_with_the_place_that_was_looked_at(ser
     await client.count()
     ended = await asyncio.to_thread(in_pipe, "task", "get", "nope", "--redis-url", server.url, code=1)
     assert ended.stdout == ""
-    assert ended.stderr == f"nope: unknown in namespace main on {server.url}\ntry: mainspring task list\n"
+    place = f"(namespace main on {server.url})"
+    assert ended.stderr == f"mainspring: there is no task 'nope' {place}\ntry: mainspring task list\n"
+    for line, what in (
+        ("task result nope", "task 'nope'"),
+        ("schedule show nope", "schedule 'nope'"),
+        ("schedule trigger nope", "schedule 'nope'"),
+        ("schedule remove nope", "schedule 'nope'"),
+        ("dead show nope", "dead letter 'nope'"),
+    ):
+        ended = await asyncio.to_thread(in_pipe, *line.split(), "--redis-url", server.url, code=1)
+        group = line.split()[0]
+        assert ended.stderr == f"mainspring: there is no {what} {place}\ntry: mainspring {group} list\n"
 
 
 async def test_default_retries_of_a_frequent_schedule_are_no_reason_to_warn(server: Server, client: Client) -> None:
@@ -198,18 +252,23 @@ def test_version_names_the_parts() -> None:
         ("task list --state ", ["pending", "fired", "queued", "running"]),
         ("task put --target lo", ["log:"]),
         ("pause --queue ", ["mail"]),
+        ("run list --schedule n", ["nightly"]),
+        ("run list --queue ", ["mail"]),
+        ("run list --outcome d", ["done", "dead", "dropped"]),
+        ("notify test o", ["ops"]),
     ],
 )
 async def test_names_and_choices_are_completed(
-    server: Server, client: Client, line: str, completions: list[str]
+    server: Server, client: Client, tmp_path: Path, line: str, completions: list[str]
 ) -> None:
+    (tmp_path / "settings.toml").write_text('[notify.ops]\nurl = "https://example.com/hook"\n')
     for name in ("nightly", "hourly"):
         await client.schedules.add(name, cron="0 2 * * *", target="log:")
     await worker_beat(client.store, "w1/a", WorkerInfo(id="w1", queues={"mail": 1}, lease_ms=600_000))
     words = f"mainspring {line}".split(" ")
     asked = {
         "_MAINSPRING_COMPLETE": "complete_bash", "COMP_WORDS": "mainspring " + line, "COMP_CWORD": str(len(words) - 1),
-        "MAINSPRING_REDIS_URL": server.url,
+        "MAINSPRING_REDIS_URL": server.url, "MAINSPRING_CONFIG": str(tmp_path / "settings.toml"),
     }  # fmt: skip
     found = await asyncio.to_thread(
         subprocess.run, MAIN, capture_output=True, text=True, timeout=60, env=ENVIRON | asked, check=False
@@ -224,3 +283,19 @@ def test_without_a_server_nothing_is_completed_and_nothing_is_said() -> None:
     }  # fmt: skip
     found = subprocess.run(MAIN, capture_output=True, text=True, timeout=60, env=ENVIRON | asked, check=False)
     assert (found.stdout.strip(), found.stderr) == ("", "")
+
+
+async def test_a_column_without_a_value_is_left_out(server: Server, client: Client) -> None:
+    words = ("pauses", "--redis-url", server.url)
+    await client.pause(target="kafka:*")
+    drawn = await asyncio.to_thread(on_terminal, *words)
+    assert drawn.splitlines()[0].split() == ["PAUSED", "SINCE", "UNTIL", "MODE"]
+    await client.pause(queue="mail", reason="deploy", by="ops")
+    drawn = await asyncio.to_thread(on_terminal, *words)
+    assert drawn.splitlines()[0].split() == ["PAUSED", "SINCE", "UNTIL", "MODE", "BY", "REASON"]
+
+
+def test_the_first_column_is_cut_last() -> None:
+    assert fitted([14, 40, 40], 60) == [14, 21, 21]
+    assert fitted([40, 10, 10], 40) == [16, 10, 10]
+    assert fitted([40, 40, 40], 28) == [8, 8, 8]

@@ -148,7 +148,7 @@ def test_revisions_and_diffs_say_what_changes_in_the_words_of_the_options(server
     assert ("end" in edited, "max_runs" in edited, edited["exclude"]) == (False, False, ["2030-01-01"])
     assert "exclude" not in told(server, "edit", "job", "--exclude", "")
     lines = call(server, "history", "job").stdout.splitlines()
-    assert "      max_runs: 9 -> null" in lines
+    assert "      max_runs: 9 -> none" in lines
     assert lines[-1] == "      0 2 * * * in UTC, log:"
     assert "tz data" in call(server, "show", "job").stdout
 

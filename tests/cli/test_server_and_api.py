@@ -310,7 +310,7 @@ async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, t
         1,
     )
     assert dead_letter["idempotency_key"].startswith("main/d0/")
-    assert "no dead letter" in (await say("dead", "show", "d9", code=1)).stderr
+    assert "no dead letter" in str((await say("dead", "show", "d9", code=1)).exception)
     file = tmp_path / "dead-letters.ndjson"
     await say("dead", "export", "-o", str(file))
     exported = [json.loads(line) for line in file.read_text().splitlines()]

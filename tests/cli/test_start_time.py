@@ -101,7 +101,7 @@ def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("task list --limit 3x", "valid integer"),
+        ("task list --limit 3x", "'3x' is not a whole number"),
         ("dead replay --all --rate fast", "valid number"),
         ("task get", "Missing argument"),
         ("task cancel", "Missing argument"),

@@ -75,7 +75,7 @@ def test_findings_are_reported_repaired_on_request_and_counted_by_the_exit_code(
 def test_a_namespace_that_is_not_there_is_neither_clean_nor_made(mainspring_server: Server) -> None:
     ended = run(server=mainspring_server, namespace="misspelt")
     assert ended.returncode == 2
-    assert "no namespace 'misspelt'" in ended.stderr
+    assert "nothing to verify: namespace misspelt on redis://" in ended.stderr
     assert mainspring_server.call("EXISTS", "{misspelt}:meta") == 0
 
 

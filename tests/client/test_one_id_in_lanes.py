@@ -9,7 +9,7 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.client.sync import SyncClient
 from mainspring.model.delivery import Body, Dead
-from mainspring.model.errors import Ambiguous, Conflict, Unavailable
+from mainspring.model.errors import Ambiguous, Conflict, NotFound, Unavailable
 from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.job import Result
 from mainspring.model.task import PutSummary, Task
@@ -109,7 +109,7 @@ async def test_lanes_that_share_a_partition_never_answer_for_each_other(client: 
     for other in (BESIDE_X, ""):
         assert (await client.get("dup", lane=other)).state == "unknown"
         assert await client.cancel("dup", lane=other) == "unknown"
-        with pytest.raises(Conflict, match="no such task"):
+        with pytest.raises(NotFound, match="there is no task 'dup'"):
             await client.reschedule("dup", after="2h", lane=other)
     await client.put("log:", after="1h", id="home", lane=lanes_of(partition_of("home", PARTITIONS), 1)[0])
     assert await client.cancel("home", lane="") == "unknown"

@@ -59,6 +59,27 @@ def test_a_task_can_be_put_found_moved_counted_listed_and_cancelled(client: Sync
     assert client.count().pending == 10
 
 
+async def test_every_handle_of_one_task_waits_for_its_result(server: Server) -> None:
+    async with Client(server.url, namespace="sync", partitions=4) as client:
+        await client.put("log:", id="moved", after="1h")
+        moved = await client.reschedule("moved", after="2h")
+        await client.schedules.add("job", cron="0 2 * * *", target="log:", lane="daily")
+        triggered = await client.schedules.trigger("job", after="1h")
+        assert await client.cancel_many([moved.id, triggered.id]) == ["cancelled", "cancelled"]
+        for handle in (moved, triggered):
+            with pytest.raises(MainspringError, match=r"cancelled|no task"):
+                await handle.result(timeout="5s")
+    server.call("FLUSHALL")
+
+
+def test_handles_of_a_synchronous_client_wait_without_an_event_loop(client: SyncClient) -> None:
+    client.put("log:", id="moved", after="1h")
+    client.schedules.add("job", cron="0 2 * * *", target="log:")
+    for handle in (client.reschedule("moved", after="2h"), client.schedules.trigger("job", after="1h")):
+        with pytest.raises(TimeoutError):
+            handle.result(timeout=0.01)
+
+
 def test_errors_reach_the_caller(client: SyncClient) -> None:
     with pytest.raises(InvalidInput, match="no known scheme"):
         client.put("nowhere")

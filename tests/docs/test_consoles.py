@@ -26,7 +26,6 @@ BROKER = "it needs a Kafka broker; tests/sinks has one"
 CLUSTER = "it needs a cluster under load; tests/store/redis/test_resharding.py has one"
 NOT_RUN = {
     ("README.md", "python3 -m venv"): INDEX,
-    ("README.md", "pip install"): INDEX,
     ("README.md", "make serve"): "it takes port 8000; tests/cli/test_serve.py runs what it runs",
     ("README.md", "make test"): "it runs this test",
     ("docs/benchmarks.md", "make bench"): MEASURES,
@@ -37,6 +36,7 @@ NOT_RUN = {
     ("docs/failover.md", "redis-cli"): CLUSTER,
     ("docs/guides/kafka-ticks.md", "tools/kafka/start"): BROKER,
     ("docs/guides/kafka-ticks.md", "kcat"): BROKER,
+    ("docs/history.md", "mainspring run show"): "the id is of one run; tests/api/test_runs.py shows one by its id",
     ("docs/kafka.md", "tools/kafka/start"): BROKER,
     ("docs/kafka.md", "kcat"): BROKER,
     ("docs/operations.md", "mainspring verify --redis-url"): "it needs damaged data; tests/store/verify damages it",
@@ -92,6 +92,7 @@ GIVEN: dict[str, list[str]] = {
         "mainspring serve --node-id pod-2",
         "mainspring task put --target target:orders 7",
     ],
+    "docs/history.md": FAILED,
     "docs/http-api.md": ["mainspring serve"],
     "docs/lanes.md": [
         'printf \'[targets.ledger]\\nurl = "https://shop.example/book"\\nlane_policy = "park"\\n\' > mainspring.toml',

@@ -814,12 +814,28 @@ def test_a_handler_is_warned_of_by_the_retries_it_really_has(caplog: pytest.LogC
 
 
 def test_a_webhook_whose_runs_may_last_longer_than_the_interval_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+    retry = {"retries": 5, "base": "2s"}
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", retry=retry))  # type: ignore[arg-type]
     scheduler.register("hook", "https://example.com/?key=secret", every="1m")
     assert "schedule 'hook' of https://example.com/?…: one run may take 6 x 15,000 ms" in caplog.text
     caplog.clear()
     scheduler.register("hourly", "https://example.com/", every="1h")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "extra"), [("https://example.com/", "http"), ("kafka:orders", "kafka"), ("target:bill", "kafka")]
+)
+def test_a_package_that_is_missing_is_named_when_the_schedule_is_declared(
+    target: str, extra: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = {"bill": {"address": "kafka:bills"}}
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", targets=targets))  # type: ignore[arg-type]
+    scheduler.register("with", target, every="1h", retries=0)
+    assert caplog.text == ""
+    monkeypatch.setattr("mainspring.scheduler.declarations.find_spec", lambda _: None)
+    scheduler.register("without", target, every="1h", retries=0)
+    assert f"pip install 'mainspring[{extra}]'" in caplog.text
 
 
 def test_a_handlers_timeout_counts_with_the_retries_of_its_schedule(caplog: pytest.LogCaptureFixture) -> None:

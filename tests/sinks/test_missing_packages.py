@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from mainspring.model.targets.named import Targets
+from mainspring.model.targets.names import NEEDS_KAFKA
 from mainspring.model.targets.webhook import NEEDS
 from mainspring.sinks.base import NamedSink, Sink
 from mainspring.sinks.http import HttpSink
-from mainspring.sinks.kafka import NEEDS as KAFKA_NEEDS
 from mainspring.sinks.kafka import KafkaSink, kafka_sink
 from mainspring.sinks.kafka_options import KafkaOptions
 from mainspring.sinks.log import LogSink
@@ -33,7 +33,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Sink]:
     return {**sinks, "target": NamedSink(Targets.read({"shop": {"address": URL}}), sinks)}
 
 
-@pytest.mark.parametrize(("target", "needs"), [(URL, NEEDS), ("kafka:orders", KAFKA_NEEDS), ("target:shop", NEEDS)])
+@pytest.mark.parametrize(("target", "needs"), [(URL, NEEDS), ("kafka:orders", NEEDS_KAFKA), ("target:shop", NEEDS)])
 @pytest.mark.parametrize("lane", [None, "a"])
 async def test_tasks_wait_without_an_attempt_until_a_node_has_the_package(
     tickers: Tickers, store: Store, bare: Mapping[str, Sink], target: str, needs: str, lane: str | None

@@ -331,10 +331,13 @@ async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     reference = await resolve(store, "order-1", None)
     await recorder.write(record(store, idh=reference.idh, id="order-1", end="retry"), partition=reference.home)
     assert (await client.get("order-1")).state == "unknown", "another attempt was to follow"
-    last = record(store, idh=reference.idh, id="order-1", attempt=2)
+    gone = record(store, idh=reference.idh, id="order-1", attempt=2, end="dead", reason="no route")
+    await recorder.write(gone, partition=reference.home)
+    assert (await client.get("order-1")).state == "unknown", "its dead letter was dropped, or it was replayed"
+    last = record(store, idh=reference.idh, id="order-1", attempt=3)
     await recorder.write(last, partition=reference.home)
     info = await client.get("order-1")
-    assert (info.state, info.attempt, info.worker, info.since_ms) == ("done", 2, "node-1", last.ended_ms)
+    assert (info.state, info.attempt, info.errors, info.worker) == ("done", 3, (), "node-1")
     await client.put("log:", id="order-1", after="1h")
     assert (await client.get("order-1")).state == "pending"
 

@@ -12,10 +12,10 @@ import msgspec
 from ..client.client import Client
 from ..model.errors import InvalidInput, MainspringError
 from ..model.run import HistoryRules
+from ..model.targets.names import NEEDS_KAFKA as KAFKA_NEEDS
 from ..model.targets.webhook import NEEDS as HTTP_NEEDS
 from ..model.task import Task
 from ..sinks.http import HttpOptions, HttpSink
-from ..sinks.kafka import NEEDS as KAFKA_NEEDS
 from ..sinks.kafka import KafkaSink
 from ..sinks.kafka_options import KafkaOptions
 from ..store.store import Store

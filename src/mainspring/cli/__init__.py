@@ -107,7 +107,7 @@ def _root(
 
 def main() -> None:
     """Exit codes: 0 well, 1 failed, 2 called wrongly, 130 on Ctrl-C."""
-    from mainspring.model.errors import Ambiguous, ConfigError, InvalidInput, MainspringError
+    from mainspring.model.errors import Ambiguous, ConfigError, InvalidInput, MainspringError, Unavailable
 
     code: Any = 0
     try:
@@ -118,8 +118,10 @@ def main() -> None:
         code = _failed(str(error), 2)
     except Ambiguous as error:
         code = _failed(f"{error} (--lane)", 1)
+    except Unavailable as error:
+        code = _failed(f"{error}\ntry: mainspring config show --changed", 1)  # says which place named the server
     except MainspringError as error:
-        code = _failed(str(error), 1)
+        code = _failed("\n".join([str(error), *getattr(error, "__notes__", ())]), 1)
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -313,10 +315,13 @@ def with_examples(command: Any, name: str) -> Any:
 
 
 _TYPED: Final = "mainspring.typed"
+_LISTED: Final = frozenset({"task", "schedule", "run", "dead", "key"})
+"""Groups whose `list` shows the names that their other commands take."""
 
 
 def naming_options(command: Any) -> Any:
-    """Let errors of a command and its subcommands name the option that was typed: `--in`, not `after`."""
+    """Let errors of a command and its subcommands name the option that was typed: `--in`, not `after`; and after a name
+    that does not exist, the command that lists those that do."""
     invoke, parse = command.invoke, command.parse_args
 
     def parse_and_note(context: Any, args: list[str]) -> Any:
@@ -324,10 +329,14 @@ def naming_options(command: Any) -> Any:
         return parse(context, args)
 
     def invoke_and_name(context: Any) -> Any:
-        from mainspring.model.errors import InvalidInput
+        from mainspring.model.errors import InvalidInput, NotFound
 
         try:
             return invoke(context)
+        except NotFound as error:
+            if context.parent is not None and context.parent.info_name in _LISTED:
+                error.add_note(f"try: {context.parent.command_path} list")
+            raise
         except InvalidInput as error:
             typed = {
                 one.name: next((name for name in one.opts if name in context.meta[_TYPED]), one.opts[0])
@@ -446,4 +455,6 @@ class _Reader:
                 return isinstance(value, (list, tuple)), [self._read(one) for one in value]
             return True, value if type(value) is not str else self._read(value)
         except ValueError:
+            if self._read is int:
+                raise typer.BadParameter(f"{value!r} is not a whole number", None, self._parameter) from None
             return False, None

@@ -171,6 +171,13 @@ async def _overview(client: "Client") -> dict[str, Any]:
     }
 
 
+def _dead(found: dict[str, Any]) -> str:
+    if found["dead_letters"] is not None:
+        return str(found["dead_letters"])
+    listed = len(found["last_failures"])  # an API does not count them
+    return f"{listed} or more" if listed == FEW else str(listed)
+
+
 def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) -> None:
     count = found["tasks"]
     nodes = [node["id"] for node in cluster["nodes"]]
@@ -180,7 +187,7 @@ def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) 
         ("partitions", f"{cluster['partitions']}, {len(cluster['without_owner']) or 'none'} without an owner"),
         ("tasks", f"{'' if count.exact else 'about '}{count.pending} pending"),
         ("schedules", str(found["schedules"])),
-        ("dead letters", str(found["dead_letters"])),
+        ("dead letters", _dead(found)),
     ]
     facts += [("paused", ", ".join(found["pauses"]))] if found["pauses"] else []
     facts += (

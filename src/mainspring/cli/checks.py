@@ -5,24 +5,27 @@ import contextlib
 import secrets
 import sys
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
 from mainspring.cli.audited_client import record
-from mainspring.cli.listing import connected
+from mainspring.cli.listing import Listing, connected, listing
 from mainspring.cli.options import (
     Json,
     Namespace,
     Settings,
+    completing,
     load,
     new_app,
     new_group,
+    place_of,
     remote,
     server_url,
 )
-from mainspring.cli.output import ProgressBar
+from mainspring.cli.output import ProgressBar, wrapped
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config
 from mainspring.model.delivery import Body, Dead, GivenDelivery, Outcome, Retry
@@ -66,8 +69,10 @@ def doctor(
         rows = [{"server": one.where} | msgspec.to_builtins(one.check) for one in found]
         print(msgspec.json.encode(rows).decode())
     else:
-        for where, check in found:
-            print(f"{check.status:8} {where}  {check.name}: {check.message}")
+        for where, checks in groupby(found, lambda one: one.where):
+            print(where)
+            for one in checks:
+                print(wrapped(f"  {one.check.status:8} {one.check.name}: {one.check.message}", indent=11))
     serious = ("error", "warning") if strict else ("error",)
     if any(one.check.status in serious for one in found):
         raise typer.Exit(1)
@@ -113,7 +118,10 @@ def verify_(
     Exit code 1 when findings are left.
     """
     report = asyncio.run(_verify(config, repair=repair, shown=not json))
-    print(msgspec.json.encode(report.as_dict()).decode() if json else as_text(report, repair=repair))
+    if json:
+        print(msgspec.json.encode(report.as_dict()).decode())
+    else:
+        print("\n".join(wrapped(line, indent=4) for line in as_text(report, repair=repair).split("\n")))
     if report.left:
         raise typer.Exit(1)
 
@@ -138,7 +146,7 @@ async def _check_there(url: str, config: Config) -> None:
         namespace = config.namespace
         [found] = await servers.for_slot(slot_of(namespace)).pipeline([("HGET", meta_key(namespace), "partitions")])
     if found is None:
-        raise InvalidInput(f"there is no namespace {namespace!r} on this server: nothing to verify")
+        raise InvalidInput(f"there is nothing to verify: {place_of(config)} does not exist")
 
 
 def as_text(report: Report, *, repair: bool) -> str:
@@ -181,23 +189,23 @@ notify_app = new_group(help="Channels of notices: list them, try one; beats of j
 
 
 @notify_app.command("list")
-def list_channels(namespace: Namespace = None, config: Settings = None, json: Json = False) -> None:
+@listing
+def list_channels(config: Config) -> Listing:
     """List the channels of the settings: where each leads, and which notices it gets."""
-    found = load(None, None, namespace, config)
-    channels = found.notify.of(found.namespace)
-    rows = [{"channel": one.name, "to": one.way.shown, "told": one.rule.shown} for one in channels.values()]
-    if json:
-        print(msgspec.json.encode(rows).decode())
-        return
-    for row in rows:
-        print(f"{row['channel']}  {row['to']}  {row['told']}")
-    if not rows:
-        print("no channel is set up; add [notify.<name>] to the settings", file=sys.stderr)
+    channels = config.notify.of(config.namespace).values()
+    rows = [(one.name, one.way.shown, one.rule.shown) for one in channels]
+    return Listing(
+        columns=("CHANNEL", "TO", "TOLD"),
+        rows=rows,
+        value=[{"channel": name, "to": to, "told": told} for name, to, told in rows],
+        empty="no channel is set up",
+        hint="a table [notify.<name>] in mainspring.toml",
+    )
 
 
 @notify_app.command("test")
 def try_channel(
-    channel: Annotated[str, typer.Argument(help="Name of the channel.")],
+    channel: Annotated[str, typer.Argument(help="Name of the channel.", autocompletion=completing("channels"))],
     namespace: Namespace = None,
     config: Settings = None,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from mainspring.cli.listing import Instant, Listing, connected, listing
 from mainspring.cli.options import Json, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
-from mainspring.cli.task import After, At, print_json, with_client
+from mainspring.cli.task import After, At, not_found, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
@@ -72,8 +72,7 @@ def show(config: "Config", id: str, lane: DeadLane = None, json: Json = False) -
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
     dead_letter = with_client(config, lambda client: client.dead.get(id, lane=lane))
     if dead_letter is None:
-        print(f"{id}: there is no dead letter with this id", file=sys.stderr)
-        raise typer.Exit(1)
+        raise not_found(config, f"there is no dead letter {id!r}")
     if json:
         print_json(dead_letter.as_dict(config.namespace))
     else:
@@ -255,8 +254,7 @@ def _not_replayed(summary: ReplaySummary) -> dict[str, int]:
 def lines_of(dead_letter: DeadLetter, namespace: str) -> list[str]:
     fields = dead_letter.as_dict(namespace)
     lines = [f"id          {dead_letter.id}", f"reason      {dead_letter.reason}"]
-    lines.append(f"died        {dead_letter.died_ms} ({moment(dead_letter.died_ms)})")
-    lines.append(f"due         {dead_letter.due_ms} ({moment(dead_letter.due_ms)}), originally")
+    lines += [f"died        {moment(dead_letter.died_ms)}", f"due         {moment(dead_letter.due_ms)}, originally"]
     if dead_letter.damaged:
         return [*lines, f"entry       {dead_letter.entry.hex()} (its bytes in hex; it cannot be replayed)"]
     lines += [f"target      {dead_letter.target}", f"attempts    {dead_letter.attempts}"]
@@ -264,7 +262,7 @@ def lines_of(dead_letter: DeadLetter, namespace: str) -> list[str]:
         lines.append(f"lane        {dead_letter.lane}")
     first = dead_letter.attempts - len(dead_letter.errors) + 1
     lines += [f"error {number:<5} {error}" for number, error in enumerate(dead_letter.errors, max(1, first))]
-    lines += [f"traceback   {line}" for line in dead_letter.traceback.splitlines()]
+    lines += ["traceback", *(f"  {line}" for line in dead_letter.traceback.splitlines())] * bool(dead_letter.traceback)
     if dead_letter.response is not None:
         lines += answer_lines(dead_letter.response)
     lines.append(f"key         {fields['idempotency_key']}")

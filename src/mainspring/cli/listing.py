@@ -27,12 +27,15 @@ EVERY_S: Final = 2.0
 CLEAR: Final = "\x1b[H\x1b[2J"
 _NARROWEST: Final = 8
 """Columns are cut to no less than this: the beginning of an id must stay readable."""
+_PASTED: Final = 16
+"""The first column, which other commands take, is cut to less than this only when nothing else can be."""
 
 _SIGNS: Final = {
     **dict.fromkeys(("ok", "done", "active", "delivered"), ("✓", "green")),
     **dict.fromkeys(("pending", "queued", "waiting", "retrying"), ("○", "cyan")),
     **dict.fromkeys(("running", "fired", "busy"), ("●", "blue")),
     **dict.fromkeys(("paused", "held", "parked", "leaving", "stopping"), ("‖", "yellow")),
+    **dict.fromkeys(("retry", "lost", "missed", "skipped", "dropped", "cancelled", "excluded"), ("!", "yellow")),
     **dict.fromkeys(("dead", "damaged", "expired", "revoked", "no worker"), ("✗", "red")),
 }
 
@@ -162,22 +165,28 @@ def print_rows(
             return Text(f"{sign} {cell}" if signs else str(cell), style=colour)
         return Text(printable(cell))
 
-    cells = [[shown(cell) for cell in row] for row in rows]
+    used = [at for at in range(len(columns)) if at == 0 or any(row[at] for row in rows)]
+    columns = [columns[at] for at in used]
+    cells = [[shown(row[at]) for at in used] for row in rows]
     widths = [max(len(name), *(row[at].cell_len for row in cells), 0) for at, name in enumerate(columns)]
     if whole:
         console.width = sum(widths) + 2 * len(widths)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, width in zip(columns, _fitted(widths, console.width), strict=True):
+    for name, width in zip(columns, fitted(widths, console.width), strict=True):
         table.add_column(name, width=width, no_wrap=True, overflow="ellipsis")
     for row in cells:
         table.add_row(*row)
     console.print(table)
 
 
-def _fitted(widths: list[int], room: int) -> list[int]:
-    """Cut the widest column, again and again, until all fit."""
+def fitted(widths: list[int], room: int) -> list[int]:
+    """Cut the widest column, again and again, until all fit; the first one last."""
     fitted = list(widths)
     room -= 2 * (len(fitted) - 1)
-    while sum(fitted) > room and max(fitted) > _NARROWEST:
-        fitted[fitted.index(max(fitted))] -= 1
+    for first in (_PASTED, _NARROWEST):
+        while sum(fitted) > room:
+            spare = [width - (_NARROWEST if at else first) for at, width in enumerate(fitted)]
+            if max(spare) <= 0:
+                break
+            fitted[max(range(len(fitted)), key=lambda at: (spare[at] > 0, fitted[at]))] -= 1
     return fitted

@@ -129,7 +129,9 @@ async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterat
         yield store
 
 
-def completing(kind: Literal["schedules", "lanes", "queues", "targets"]) -> Callable[[typer.Context, str], list[str]]:
+def completing(
+    kind: Literal["schedules", "lanes", "queues", "targets", "channels"],
+) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion of names that the server knows; without a server that answers soon there are none."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
@@ -138,6 +140,8 @@ def completing(kind: Literal["schedules", "lanes", "queues", "targets"]) -> Call
         given = context.params
         try:
             config = load(given.get("redis_url"), given.get("data_dir"), given.get("namespace"), given.get("config"))
+            if kind == "channels":  # of the settings; no server is asked
+                return sorted(name for name in config.notify if name.startswith(incomplete))
             names = with_client(config, lambda client: _names(config, client, kind))
         except (MainspringError, OSError, TimeoutError):
             return []

@@ -1,6 +1,8 @@
 """What commands print: columns, progress bars, and the result of a run."""
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Final, Self, TextIO
@@ -15,6 +17,14 @@ from mainspring.model.job import Output, Result
 def printable(text: str) -> str:
     """Replace control characters: ids, lanes and reasons come from outside and must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+
+
+def wrapped(text: str, indent: int) -> str:
+    """Wrap a line to the terminal, and indent what follows; elsewhere lines stay whole."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

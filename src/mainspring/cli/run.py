@@ -3,16 +3,16 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
-from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
-from mainspring.cli.options import Json, new_group
+from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
+from mainspring.cli.options import Json, completing, new_group, place_of
 from mainspring.cli.output import aligned, answer_lines, output_lines, printable
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.explain import moment, span
-from mainspring.model.run import BUCKETS, KeptRun, RunCounts
+from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, TaskEnd
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 app = new_group()
 
-RunSchedule = Annotated[str | None, typer.Option(help="Only runs of this schedule.")]
-RunTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
-RunQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.")]
+RunSchedule = Annotated[
+    str | None, typer.Option(help="Only runs of this schedule.", autocompletion=completing("schedules"))
+]
+RunTarget = Annotated[
+    str | None, typer.Option(help="Only this target; a * at its end is any.", autocompletion=completing("targets"))
+]
+RunQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.", autocompletion=completing("queues"))]
 RunLane = Annotated[str | None, typer.Option(help="The task's lane, if several tasks have the id.")]
+
+RUN_COLUMNS: Final = ("ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARGET", "REASON")
 
 _LOOK_S: Final = 0.5
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+_COLUMNS: Final = 60
+"""Most columns of a chart: with its name and the sum it fits a terminal."""
 
 
 @app.command("list")
@@ -36,7 +44,13 @@ def list_(
     schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
     id: Annotated[str | None, typer.Option("--id", help="Only attempts at this task.")] = None, lane: RunLane = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker or node.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="done, retry, dead, …; failed for all failures.")] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            help="done, retry, dead, …; failed for all failures.",
+            autocompletion=lambda: ["failed", *get_args(TaskEnd), *get_args(NotRunEnd)],
+        ),
+    ] = None,
     ended_after: Annotated[str | None, typer.Option(help="Only what ended from this time on.")] = None,
     ended_before: Annotated[str | None, typer.Option(help="Only what ended before this time.")] = None,
     limit: Annotated[int, typer.Option(help="Runs of a page, up to 1000.")] = 50,
@@ -49,15 +63,16 @@ def list_(
     }  # fmt: skip
     page = with_client(config, lambda client: client.runs(limit=limit, cursor=cursor, **filters))
     return Listing(
-        columns=("ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARGET", "REASON"),
-        rows=[_row(run) for run in page.runs],
+        columns=RUN_COLUMNS,
+        rows=[run_row(run) for run in page.runs],
         value={"runs": [run.as_dict() for run in page.runs], "next": page.next},
         empty="there are no runs" if not any(filters.values()) else "no run matches",
         more=None if page.next is None else f"--cursor {page.next}",
     )
 
 
-def _row(run: KeptRun) -> tuple[Any, ...]:
+def run_row(run: KeptRun) -> tuple[Cell, ...]:
+    """Return the cells of RUN_COLUMNS."""
     record, shown = run.record, run.as_dict()
     return (
         run.id, Instant(record.ended_ms), record.task_id, str(record.attempt), StateCell(record.end),
@@ -71,8 +86,7 @@ def show(config: "Config", id: str, json: Json = False) -> None:
     """Show one run with its response, output, log and traceback; exit code 1 if it is not kept."""
     run = with_client(config, lambda client: client.run(id))
     if run is None:
-        print(f"{id}: there is no run with this id; the history may no longer have it", file=sys.stderr)
-        raise typer.Exit(1)
+        raise not_found(config, f"there is no run {id!r}, or the history has it no more")
     if json:
         print_json(run.as_dict())
     else:
@@ -113,23 +127,26 @@ def log(
 
 
 async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) -> None:
-    part = await client.run_log(id, lane=lane)
+    part, written = await client.run_log(id, lane=lane), False
     while True:
+        written = written or bool(part.text)
         print("\n".join(map(printable, part.text.split("\n"))), end="", flush=True)
         if part.over or (not part.text and not follow):
-            return
+            break
         if not part.text:
             await asyncio.sleep(_LOOK_S)
         part = await client.run_log(id, lane=lane, cursor=part.next)
+    if not written:
+        print(f"{id}: nothing is written{'' if part.over else ' yet'}, or nothing of it is kept", file=sys.stderr)
 
 
 @app.command()
 @connected
 def stats(
     config: "Config", schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
-    start: Annotated[str | None, typer.Option(help="Where the counts begin; a day ago.")] = None,
-    end: Annotated[str | None, typer.Option(help="Where they end; now.")] = None,
-    step: Annotated[Literal["minute", "hour"], typer.Option(help="minute or hour.")] = "hour",
+    start: Annotated[str | None, typer.Option(help="From this time on; default a day ago, or an hour.")] = None,
+    end: Annotated[str | None, typer.Option(help="Count until this time; default now.")] = None,
+    step: Annotated[Literal["minute", "hour"], typer.Option(help="One count for each.")] = "hour",
     json: Json = False,
 ) -> None:  # fmt: skip
     """Count runs over time, with small charts; of one schedule, target or queue, or of all."""
@@ -139,6 +156,9 @@ def stats(
     )
     if json:
         print_json(found)
+        return
+    if not any(one.runs for one in found.stats):
+        print(f"there are no runs in this time in {place_of(config)}", file=sys.stderr)
         return
     for line in stat_lines(found.stats):
         print(line)
@@ -150,12 +170,13 @@ def stats(
 
 def stat_lines(counts: Sequence[RunCounts]) -> list[str]:
     """Return a chart for each count over time, and the durations of all runs."""
-    if not any(one.runs for one in counts):
-        return ["no runs in this time"]
     names = ("ok", "failed", "retried", "skipped")
     values = {name: [getattr(one, name) for one in counts] for name in names}
-    rows = [(name, _chart(some), f"{sum(some):,}") for name, some in values.items()]
-    lines = [f"{moment(counts[0].at_ms)} to {moment(counts[-1].at_ms)}", *aligned(rows), ""]
+    width = -(-len(counts) // _COLUMNS)
+    rows = [(name, _chart(some, width), f"{sum(some):,}") for name, some in values.items()]
+    step_ms = width * (counts[1].at_ms - counts[0].at_ms if len(counts) > 1 else 0)
+    column = f", a column is {span(step_ms)}" if step_ms else ""
+    lines = [f"{moment(counts[0].at_ms)} to {moment(counts[-1].at_ms)}{column}", *aligned(rows), ""]
     for title, field in (("took", "durations"), ("late", "latenesses")):
         sums = [sum(getattr(one, field)[i] for one in counts) for i in range(BUCKETS)]
         most = max(sums)
@@ -165,9 +186,11 @@ def stat_lines(counts: Sequence[RunCounts]) -> list[str]:
     return lines
 
 
-def _chart(values: Sequence[int]) -> str:
-    most = max(values)
-    return "".join(_BARS[-(-value * 8 // most) if most else 0] for value in values)
+def _chart(values: Sequence[int], width: int) -> str:
+    """Draw a column for each `width` values."""
+    sums = [sum(values[at : at + width]) for at in range(0, len(values), width)]
+    most = max(sums)
+    return "".join(_BARS[-(-value * 8 // most) if most else 0] for value in sums)
 
 
 def _limit(bucket: int) -> str:

@@ -14,7 +14,7 @@ from mainspring.cli.audited_client import user
 from mainspring.cli.listing import connected
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load, new_app
 from mainspring.cli.output import ProgressBar
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import PauseMode
@@ -238,9 +238,10 @@ def remove(config: "Config", name: ScheduleName, json: Json = False) -> None:
     removed = with_client(config, lambda client: client.schedules.remove(name))
     if json:
         print_json({"name": name, "removed": removed})
-    else:
-        print(f"{name}: removed" if removed else f"{name}: there is no such schedule")
-    raise typer.Exit(0 if removed else 1)
+        raise typer.Exit(0 if removed else 1)
+    if not removed:
+        raise not_found(config, f"there is no schedule {name!r}")
+    print(f"{name}: removed")
 
 
 @app.command()

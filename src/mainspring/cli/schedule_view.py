@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
+from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing, print_rows
 from mainspring.cli.options import Json, ScheduleName, new_app
 from mainspring.cli.output import printable
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.run import RUN_COLUMNS, run_row
+from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.errors import NotFound
-from mainspring.model.run import KeptRun, RunRecord
+from mainspring.model.explain import span
+from mainspring.model.run import KeptRun
 from mainspring.model.schedule.chain import PastRun
 from mainspring.model.schedule.definition import Definition
-from mainspring.model.schedule.view import Finding, ScheduleView, describe_changes, revision_as_dict, span_text, written
+from mainspring.model.schedule.view import Finding, ScheduleView, describe_changes, revision_as_dict, written
 from mainspring.model.schedule.zone import zone
 from mainspring.node.schedule_file import read_file
 
@@ -33,7 +35,7 @@ _RUNS_SHOWN: Final = 10
 
 def at(definition: Definition, ms: int) -> str:
     when = zone(definition.zone).datetime(ms)
-    return f"{when.isoformat(sep=' ')} {when.tzname()}"
+    return f"{when.isoformat(sep=' ', timespec='milliseconds' if ms % 1000 else 'seconds')} {when.tzname()}"
 
 
 def _row(view: ScheduleView) -> tuple[Cell, ...]:
@@ -42,8 +44,8 @@ def _row(view: ScheduleView) -> tuple[Cell, ...]:
     return view.name, StateCell(view.state), following, " | ".join(definition.times), definition.zone, definition.target
 
 
-def lines(view: ScheduleView) -> list[str]:
-    """Print everything about one schedule."""
+def lines(view: ScheduleView, *, past: bool = True) -> list[str]:
+    """Describe a schedule; without `past`, leave its last runs to the history."""
     definition = view.definition
     shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
     shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
@@ -58,7 +60,7 @@ def lines(view: ScheduleView) -> list[str]:
     if definition.tz_version:
         shown.append(f"  {'tz data':<12}{definition.tz_version}")
     shown += [f"  {'next':<12}{at(definition, ms)}" for ms in view.next_ms]
-    shown += [f"  {'ran':<12}{_run(definition, run)}" for run in view.last_runs]
+    shown += [f"  {'ran':<12}{_run(definition, run)}" for run in view.last_runs if past]
     if view.running_since_ms is not None:
         shown.append(f"  {'running':<12}since {at(definition, view.running_since_ms)}")
     shown.append(f"  {'runs':<12}{view.runs}")
@@ -77,15 +79,8 @@ def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
     return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
 
 
-def _attempt(definition: Definition, record: RunRecord) -> str:
-    """Describe a run from the history, which has triggered ones and every attempt too."""
-    took = f" in {span_text(record.ended_ms - record.began_ms)}" if record.began_ms else ""
-    reason = f": {record.reason}" if record.reason else ""
-    return f"  {'attempt':<12}{at(definition, record.ended_ms)}  {record.task_id}  {record.end}{took}{reason}"
-
-
 def _run(definition: Definition, run: PastRun) -> str:
-    took = "" if run.ended_ms is None else f" in {span_text(run.ended_ms - run.began_ms)}"
+    took = "" if run.ended_ms is None else f" in {span(run.ended_ms - run.began_ms)}"
     return f"{at(definition, run.planned_ms)}  {run.outcome}{took}"
 
 
@@ -100,7 +95,7 @@ def _plain(value: Any) -> str:
 
 def revision(definition: Definition, former: Definition | None) -> list[str]:
     """Return a revision, and what it changed."""
-    by = f" by {definition.by}" if definition.by else ""
+    by = f" by {definition.by or definition.source or 'unknown'}"
     note = f": {definition.note}" if definition.note else ""
     head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
     if former is None:
@@ -109,7 +104,10 @@ def revision(definition: Definition, former: Definition | None) -> list[str]:
 
 
 def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
+    def said(value: Any) -> str:
+        return "none" if value is None or value in ([], ()) else _plain(value)
+
+    return [f"  {field}: {said(old)} -> {said(new)}" for field, (old, new) in changes.items()]
 
 
 def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
@@ -168,13 +166,17 @@ def show(config: "Config", name: ScheduleName, json: Json = False) -> None:
 
     view, runs = with_client(config, work)
     if view is None:
-        print(f"{name}: there is no such schedule", file=sys.stderr)
-        raise typer.Exit(1)
+        raise not_found(config, f"there is no schedule {name!r}")
     view = with_outlook(view, config)
     if json:
         print_json(view.as_dict())
     else:
-        print("\n".join(map(printable, [*lines(view), *(_attempt(view.definition, run.record) for run in runs)])))
+        print("\n".join(map(printable, lines(view, past=not runs))))
+        if runs:  # of the history, which has triggered ones and every attempt too
+            print("\nLast runs")
+            shown = [at for at, name in enumerate(RUN_COLUMNS) if name != "TARGET"]  # it is said above
+            rows = [[row[at] for at in shown] for row in map(run_row, runs)]
+            print_rows([RUN_COLUMNS[at] for at in shown], rows)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from mainspring.cli.options import (
     remote,
 )
 from mainspring.cli.output import lines_of, printable, relative
-from mainspring.model.errors import Ambiguous, NotConfirmed, Unavailable
+from mainspring.model.errors import Ambiguous, NotConfirmed, NotFound, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
 from mainspring.model.task import BulkCancelOutcome, Handle, OnConflict
@@ -91,8 +91,7 @@ def get(config: "Config", id: str, lane: TaskLane = None, json: Json = False) ->
     if json:
         print_json(info)
     elif info.state == "unknown":
-        print(f"{printable(id)}: unknown in {place_of(config)}", file=sys.stderr)
-        print("try: mainspring task list", file=sys.stderr)
+        raise not_found(config, f"there is no task {printable(id)!r}")
     else:
         for name, value in msgspec.to_builtins(info).items():
             if value not in (None, ()):
@@ -253,7 +252,15 @@ def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, 
         async with _client(config, makes) as client:
             return await work(cast("Client", AuditedClient.of(client, config.audit_entries)))
 
-    return asyncio.run(run() if config.api_url is None else _over_http(config, work))
+    try:
+        return asyncio.run(run() if config.api_url is None else _over_http(config, work))
+    except NotFound as error:
+        raise not_found(config, str(error)) from None
+
+
+def not_found(config: "Config", what: str) -> NotFound:
+    """Return the error for a name that does not exist, with the place that was looked at."""
+    return NotFound(f"{what} ({place_of(config)})")
 
 
 async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:

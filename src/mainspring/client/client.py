@@ -165,7 +165,7 @@ async def _by_few(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[
             yield some
         return
     if not isinstance(tasks, AsyncIterable):
-        raise InvalidInput(f"put_many takes an iterable of Task objects; this is a {type(tasks).__name__}")
+        raise InvalidInput(f"put_many takes an iterable of Task objects; this is of type {type(tasks).__name__}")
     some = []
     async for task in tasks:
         some.append(task)
@@ -196,7 +196,7 @@ def checked(tasks: list[Task]) -> list[Task]:
     strange = set(map(type, tasks)) - {Task}
     for kind in strange:
         if not issubclass(kind, Task):
-            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
+            raise InvalidInput(f"put_many takes Task objects; this is of type {kind.__name__}")
     return tasks
 
 
@@ -240,7 +240,9 @@ class PutOperations:
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
         if progress is not None and not callable(progress):
-            raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
+            raise InvalidInput(
+                f"progress is of type {type(progress).__name__}; give a function that takes the number stored"
+            )
         level = check_durability(durability)
         tally = PutTally(level, handles)
         try:
@@ -397,7 +399,7 @@ class ListOperations:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
         if allowed is not None and (isinstance(allowed, (str, bytes)) or not isinstance(allowed, Sequence)):
             raise InvalidInput(
-                f"allowed is a {type(allowed).__name__}; give a list of targets, or their beginnings and *"
+                f"allowed is of type {type(allowed).__name__}; give a list of targets, or their beginnings and *"
             )
         for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
             if text is not None:
@@ -685,7 +687,7 @@ class PauseOperations:
         now_ms = await self.store.sample_clock()
         try:
             await finder.move(reference, intake, now_ms, now_ms, expired=True)
-        except Conflict:
+        except (Conflict, NotFound):
             return "too late"
         return "ok"
 
@@ -786,9 +788,9 @@ class Client(
         if type(wait_s) not in (int, float) or not wait_s >= 0:
             raise InvalidInput(f"wait_s is {wait_s!r}; give a number from 0 on")
         if options is not None and not isinstance(options, LinkOptions):
-            raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
+            raise InvalidInput(f"options is of type {type(options).__name__}; give LinkOptions")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
-            raise InvalidInput(f"clock is a {type(clock).__name__}; give a ManualClock, or leave it out")
+            raise InvalidInput(f"clock is of type {type(clock).__name__}; give a ManualClock, or leave it out")
         self._wait_s = wait_s
         self._widths = Widths()
         self._timezone = timezone
@@ -801,7 +803,7 @@ class Client(
         """Recurring work: add, edit, pause, trigger, backfill, …"""
         from .schedules import Schedules  # slow to load, and many programs have no schedules
 
-        return Schedules(lambda: self.store, self._timezone)
+        return Schedules(lambda: self.store, self._timezone, self._asked_by)
 
     @cached_property
     def dead(self) -> DeadLetters:
@@ -894,8 +896,13 @@ class Client(
         assert summary.handles is not None
         [handle] = summary.handles
         # Without a lane, ask for exactly this task, not for one of the same id in some lane.
-        ask = partial(self.result, handle.id, lane="" if lane is None and id is not None else lane)
-        return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
+        handle._of_task(self.store.keys.namespace, lane)
+        return self._asked_by(handle, "" if lane is None and id is not None else lane)
+
+    def _asked_by(self, handle: Handle, lane: str | None) -> Handle[Coroutine[Any, Any, Any]]:
+        """Let `result()` of the handle ask this client."""
+        ask = partial(self.result, handle.id, lane=lane)
+        return handle._asking(lambda timeout: ask(timeout=timeout))
 
     async def beat(
         self,
@@ -968,7 +975,7 @@ class Client(
         if isinstance(ids, str):
             raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
         if not isinstance(ids, Iterable):
-            raise InvalidInput(f"cancel_many takes an iterable of ids; this is a {type(ids).__name__}")
+            raise InvalidInput(f"cancel_many takes an iterable of ids; this is of type {type(ids).__name__}")
         outcomes: list[BulkCancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):
@@ -987,10 +994,11 @@ class Client(
 
     async def reschedule(
         self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
-    ) -> Handle:
+    ) -> Handle[Coroutine[Any, Any, Any]]:
         """Move a pending task to another time, in one step: `at` an instant or `after` a delay from now, as for `put`.
 
-        Returns a new handle; old handles still find the task. Raises Conflict if it is not pending any more.
+        Returns a new handle; old handles still find the task. Raises NotFound if there is no such task, and Conflict if
+        it is not pending any more.
         """
         store, intake, _, finder = self._ready()
         if (at is None) == (after is None):
@@ -998,8 +1006,11 @@ class Client(
         now_ms = await store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
-        await finder.move(await resolve(store, id, lane), intake, due_ms, now_ms)
-        return Handle(id, due_ms, "replaced", due_ms < now_ms)
+        try:
+            await finder.move(await resolve(store, id, lane), intake, due_ms, now_ms)
+        except NotFound:
+            raise NotFound(f"there is no task {id!r} to be moved") from None
+        return self._asked_by(Handle(id, due_ms, "replaced", due_ms < now_ms), lane)
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""A client over a node's HTTP API: the calls that commands make of `Client`, by the same names."""
+"""A client over a node's HTTP API: the calls that commands make of `Client`, by the same names and arguments.
+
+Arguments that are sent as they are given are not named again: `Client` has them, and the API checks them.
+"""
 
 import base64
 import http.client
@@ -29,11 +32,11 @@ from mainspring.model.errors import (
 )
 from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.job import Result
-from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
-from mainspring.model.retry import RetryPolicy, retry_line
+from mainspring.model.lane import LaneAnswer, LaneInfo, Pause, Scope
+from mainspring.model.retry import retry_line
 from mainspring.model.run import KeptRun, RunsPage
 from mainspring.model.targets.url import read_api_url
-from mainspring.model.task import BulkCancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
+from mainspring.model.task import BulkCancelOutcome, Count, Handle, Page, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
 from mainspring.model.workers import QueueInfo, WorkerInfo
 
@@ -202,7 +205,9 @@ def moment_of(when: When | None) -> str | int | float | None:
 
 
 def _given(fields: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in fields.items() if value is not None}
+    """Return the fields that are not None, times in a form that the API reads."""
+    found = {name: value for name, value in fields.items() if value is not None}
+    return {name: moment_of(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 
 def _reason(error: Exception) -> str:
@@ -232,17 +237,7 @@ class RemoteDeadLetters:
         except NotFound:
             return None
 
-    async def replay(
-        self,
-        id: str,
-        *,
-        lane: str | None = None,
-        at: When | None = None,
-        after: Delay | None = None,
-        new_key: bool = False,
-        dry_run: bool = False,
-    ) -> Replayed:
-        given: dict[str, Any] = {"at": moment_of(at), "after": after, "new_key": new_key, "dry_run": dry_run}
+    async def replay(self, id: str, *, lane: str | None = None, **given: Any) -> Replayed:
         try:
             return msgspec.convert(self._api.post(_DEAD, id, "replay", query={"lane": lane}, **given), Replayed)
         except NotFound:
@@ -253,22 +248,12 @@ class RemoteDeadLetters:
     async def replay_many(
         self,
         *,
-        at: When | None = None,
-        after: Delay | None = None,
-        rate: float | None = None,
-        new_key: bool = False,
         dry_run: bool = False,
         progress: Callable[[ReplaySummary], None] | None = None,
         **filters: Any,
     ) -> ReplaySummary:
         """Send requests of at most half a minute each until no dead letters are left."""
-        given: dict[str, Any] = {
-            "at": moment_of(at),
-            "after": after,
-            "rate": rate,
-            "new_key": new_key,
-            "dry_run": dry_run,
-        }
+        given = {name: filters.pop(name, None) for name in ("at", "after", "rate", "new_key")} | {"dry_run": dry_run}
         summary = ReplaySummary(dry_run)
         while True:
             answer = self._api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
@@ -413,26 +398,15 @@ class RemoteSchedules:
         return _view(self._api.post(_SCHEDULES, name, "rollback", generation=generation))
 
     async def trigger(self, name: str, *, after: "Delay | None" = None) -> "Handle":
-
         return msgspec.convert(self._api.post(_SCHEDULES, name, "trigger", after=after), Handle)
 
     async def backfill(
-        self,
-        name: str,
-        *,
-        start: "When",
-        end: "When",
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: "Callable[[int, int], None] | None" = None,
+        self, name: str, *, progress: "Callable[[int, int], None] | None" = None, **given: Any
     ) -> "Backfilled":
         del progress  # a single request has no progress to report
         from mainspring.model.schedule.view import Backfilled
 
-        answer = self._api.post(
-            _SCHEDULES, name, "backfill", start=moment_of(start), end=moment_of(end), rate=rate, dry_run=dry_run
-        )
-        return msgspec.convert(answer, Backfilled)
+        return msgspec.convert(self._api.post(_SCHEDULES, name, "backfill", **given), Backfilled)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -559,7 +533,6 @@ def _worst_case(answer: dict[str, Any] | None) -> "WorstCase | None":
 
 
 def _ms(text: str) -> int:
-
     return instant_ms(text)
 
 
@@ -585,39 +558,13 @@ class RemoteClient:
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
-    async def put(
-        self,
-        target: str,
-        payload: Any = None,
-        *,
-        at: When | None = None,
-        after: Delay | None = None,
-        id: str | None = None,
-        lane: str | None = None,
-        expires: When | Delay | None = None,
-        retry: RetryPolicy | str | None = None,
-        retries: int | None = None,
-        timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
-        on_conflict: OnConflict = "keep",
-        durability: str = "server",
-    ) -> Handle:
-        answer = self.api.post(
-            _TASKS, target=target, payload=payload, at=moment_of(at), after=after, id=id, lane=lane, expires=expires,
-            retry=None if retry is None else retry_line(retry), retries=retries, timeout=timeout,
-            on_conflict=on_conflict, durability=durability,
-        )  # fmt: skip
-        return msgspec.convert(answer, Handle)
+    async def put(self, target: str, payload: Any = None, **given: Any) -> Handle:
+        if given.get("retry") is not None:
+            given["retry"] = retry_line(given["retry"])
+        return msgspec.convert(self.api.post(_TASKS, target=target, payload=payload, **given), Handle)
 
-    async def beat(
-        self,
-        name: str,
-        *,
-        every: str | None = None,
-        cron: str | None = None,
-        timezone: str | None = None,
-        grace: str | None = None,
-    ) -> Handle:
-        answer = self.api.post(_BEATS, name, every=every, cron=cron, timezone=timezone, grace=grace)
+    async def beat(self, name: str, **given: Any) -> Handle:
+        answer = self.api.post(_BEATS, name, **given)
         return Handle(answer["id"], answer["due_ms"], answer["outcome"], False)
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
@@ -653,32 +600,15 @@ class RemoteClient:
             return "ambiguous"
         return outcome
 
-    async def reschedule(
-        self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
-    ) -> Handle:
-        answer = self.api.post(_TASKS, id, "reschedule", query={"lane": lane}, at=moment_of(at), after=after)
-        return msgspec.convert(answer, Handle)
+    async def reschedule(self, id: str, *, lane: str | None = None, **given: Any) -> Handle:
+        return msgspec.convert(self.api.post(_TASKS, id, "reschedule", query={"lane": lane}, **given), Handle)
 
-    async def list(
-        self,
-        *,
-        due_after: When | None = None,
-        due_before: When | None = None,
-        state: ListedState | QueueState = "pending",
-        target: str | None = None,
-        lane: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page:
-        answer = self.api.get(
-            _TASKS, due_after=moment_of(due_after), due_before=moment_of(due_before), state=state, target=target,
-            lane=lane, limit=limit, cursor=cursor,
-        )  # fmt: skip
+    async def list(self, **filters: Any) -> Page:
+        answer = self.api.get(_TASKS, **filters)
         return Page([_task(one) for one in answer["tasks"]], answer["next"])
 
-    async def count(self, *, due_after: When | None = None, due_before: When | None = None) -> Count:
-        answer = self.api.get(f"{_TASKS}:count", due_after=moment_of(due_after), due_before=moment_of(due_before))
-        return msgspec.convert(answer, Count)
+    async def count(self, **filters: Any) -> Count:
+        return msgspec.convert(self.api.get(f"{_TASKS}:count", **filters), Count)
 
     # -- queues --------------------------------------------------------------------------------------------
 
@@ -690,16 +620,8 @@ class RemoteClient:
 
     # -- runs ----------------------------------------------------------------------------------------------
 
-    async def runs(
-        self,
-        *,
-        ended_after: When | None = None,
-        ended_before: When | None = None,
-        **filters: Any,
-    ) -> RunsPage:
-        answer = self.api.get(
-            _RUNS, ended_after=moment_of(ended_after), ended_before=moment_of(ended_before), **filters
-        )
+    async def runs(self, **filters: Any) -> RunsPage:
+        answer = self.api.get(_RUNS, **filters)
         return RunsPage([KeptRun.from_dict(one) for one in answer["runs"]], answer["next"])
 
     async def run(self, id: str) -> KeptRun | None:
@@ -708,16 +630,15 @@ class RemoteClient:
         except NotFound:
             return None
 
-    async def run_stats(self, *, start: When | None = None, end: When | None = None, **filters: Any) -> "RunStats":
+    async def run_stats(self, **filters: Any) -> "RunStats":
         from mainspring.client.runs import RunStats  # here: it needs the store
 
-        answer = self.api.get("/v1/stats", start=moment_of(start), end=moment_of(end), **filters)
-        return msgspec.convert(answer, RunStats)
+        return msgspec.convert(self.api.get("/v1/stats", **filters), RunStats)
 
-    async def run_log(self, id: str, *, lane: str | None = None, cursor: str | None = None) -> "RunLog":
+    async def run_log(self, id: str, **given: Any) -> "RunLog":
         from mainspring.client.runs import RunLog
 
-        return msgspec.convert(self.api.get(_RUNS, id, "log", lane=lane, cursor=cursor), RunLog)
+        return msgspec.convert(self.api.get(_RUNS, id, "log", **given), RunLog)
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
@@ -762,15 +683,12 @@ class RemoteClient:
         target: str | None = None,
         queue: str | None = None,
         lane: str | None = None,
-        mode: Mode = "hold",
-        reason: str = "",
         by: str = "",
-        until: When | None = None,
         for_: Delay | None = None,
+        **given: Any,
     ) -> Pause:
         del by  # the API knows who calls
-        scope = _scope(target, queue, lane) | {"for": for_}
-        return _pause(self.api.post(_PAUSES, **scope, mode=mode, reason=reason, until=moment_of(until)))
+        return _pause(self.api.post(_PAUSES, **_scope(target, queue, lane) | {"for": for_}, **given))
 
     async def resume(self, *, target: str | None = None, queue: str | None = None, lane: str | None = None) -> bool:
         scope: dict[str, Any] = {"all": "true"} if target is queue is lane is None else _scope(target, queue, lane)

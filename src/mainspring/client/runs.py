@@ -147,8 +147,10 @@ class RunOperations:
             end_ms - (24 if step == "hour" else 60) * width_ms if start is None else instant_ms(start, field="start")
         )
         if not 0 <= end_ms - start_ms <= MOST_STEPS * width_ms:
+            advice = ", or step='hour'" if step == "minute" else ""
             raise InvalidInput(
-                f"the range must have between 0 and {MOST_STEPS} steps; give a later start, or step='hour'"
+                f"start is out of range: the counts must begin before they end, and be at most {MOST_STEPS} {step}s;"
+                f" give a later start{advice}"
             )
         if sum(one is not None for one in (schedule, target, queue)) > 1:
             raise InvalidInput("give one of schedule, target and queue")

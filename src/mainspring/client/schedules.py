@@ -3,7 +3,7 @@
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Unpack, cast
 
@@ -188,21 +188,26 @@ BACKFILL_AT_MOST: Final = 100_000
 BACKFILL_BATCH: Final = 1_000
 
 
+AskedBy = Callable[[Handle, str | None], Handle[Coroutine[Any, Any, Any]]]
+"""Lets `result()` of a handle ask the client for the task of this lane."""
+
+
 class RunsBeside:
     """Puts runs without advancing their chains."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], Store], asked_by: AskedBy | None) -> None:
         self._open_store = store
+        self._asked_by = asked_by
         self._widths = Widths()
 
     @property
     def _store(self) -> Store:
         return self._open_store()
 
-    async def trigger(self, name: str, *, after: Delay | None = None) -> Handle:
+    async def trigger(self, name: str, *, after: Delay | None = None) -> Handle[Coroutine[Any, Any, Any]]:
         """Run a schedule now, or `after` a delay, whatever its times say and also while it is paused.
 
-        Its planned runs stay as they are. Returns a handle. Raises NotFound.
+        Its planned runs stay as they are. Returns a handle, as `put` does. Raises NotFound.
         """
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
@@ -210,7 +215,8 @@ class RunsBeside:
         due_ms = now_ms + (0 if after is None else delay_ms(after))
         task_id = f"{name}@{instant_text(due_ms)}.{secrets.token_hex(3)}"
         await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
-        return Handle(task_id, due_ms)
+        handle = Handle[Coroutine[Any, Any, Any]](task_id, due_ms)
+        return handle if self._asked_by is None else self._asked_by(handle, definition.lane or "")
 
     async def backfill(
         self,
@@ -295,8 +301,8 @@ _PLACE: Final = re.compile(r"(\d{1,4})\.(\d{1,20})")
 class Schedules(RunsBeside):
     """All calls on schedules of one namespace."""
 
-    def __init__(self, store: Callable[[], Store], timezone: str = "UTC") -> None:
-        super().__init__(store)
+    def __init__(self, store: Callable[[], Store], timezone: str = "UTC", asked_by: AskedBy | None = None) -> None:
+        super().__init__(store, asked_by)
         self.timezone = timezone
         """Default time zone of schedules."""
         self._writer = Writer(store)

@@ -18,6 +18,7 @@ from .schedules import Schedules
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Waiting = TypeVar("Waiting", bound="SyncClient | _Part")
 Calls = TypeVar("Calls")
 """Calls on one kind of thing, such as schedules."""
 
@@ -47,6 +48,20 @@ def _waiting_for(
     return call
 
 
+def _answering(
+    method: Callable[Concatenate[Waiting, P], Handle[Coroutine[Any, Any, Any]]],
+) -> Callable[Concatenate[Waiting, P], Handle]:
+    """Return a blocking call whose handle waits for the result in a blocking way, too."""
+
+    @functools.wraps(method)
+    def call(self: Waiting, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        handle = method(self, *args, **kwargs)
+        ask = handle.__dict__["ask"]
+        return handle._asking(lambda timeout: self._wait(lambda _: ask(timeout)))
+
+    return call
+
+
 def _schedules(client: Client) -> Schedules:
     return client.schedules
 
@@ -70,7 +85,7 @@ class SyncSchedules(_Part):
     get_many = _waiting_for(_schedules, Schedules.get_many)
     pause = _waiting_for(_schedules, Schedules.pause)
     resume = _waiting_for(_schedules, Schedules.resume)
-    trigger = _waiting_for(_schedules, Schedules.trigger)
+    trigger = _answering(_waiting_for(_schedules, Schedules.trigger))
     backfill = _waiting_for(_schedules, Schedules.backfill)
     remove = _waiting_for(_schedules, Schedules.remove)
     history = _waiting_for(_schedules, Schedules.history)
@@ -112,22 +127,6 @@ def _waiting(
     @functools.wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._wait(lambda client: method(client, *args, **kwargs))
-
-    return call
-
-
-def _answering(
-    put: Callable[Concatenate["SyncClient", P], Handle],
-) -> Callable[Concatenate["SyncClient", P], Handle]:
-    """Return a blocking put; its handle waits for the result in a blocking way, too."""
-
-    @functools.wraps(put)
-    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Handle:
-        handle = put(self, *args, **kwargs)
-        lane = kwargs.get("lane")
-        lane_name = lane if isinstance(lane, str) else None
-        ask = functools.partial(self.result, handle.id, lane=lane_name)
-        return handle._bound(lambda timeout: ask(timeout=timeout), self._client.store.keys.namespace, lane_name)
 
     return call
 
@@ -190,7 +189,7 @@ class SyncClient:
     explain = _waiting(Client.explain)
     cancel = _waiting(Client.cancel)
     cancel_many = _waiting(Client.cancel_many)
-    reschedule = _waiting(Client.reschedule)
+    reschedule = _answering(_waiting(Client.reschedule))
     list = _waiting(Client.list)
     count = _waiting(Client.count)
     result = _waiting(Client.result)

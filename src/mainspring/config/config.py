@@ -273,7 +273,7 @@ class Config:
         object.__setattr__(self, "retry", _retry(self.retry))
         handler: object = self.error_handler
         if handler is not None and not callable(handler):
-            raise ConfigError(f"error_handler is a {type(handler).__name__}; give a function")
+            raise ConfigError(f"error_handler is of type {type(handler).__name__}; give a function")
 
     def _check_forms(self) -> None:
         try:
@@ -393,7 +393,7 @@ def _retry(policy: object) -> RetryPolicy:
         raise ConfigError(f"retry: {error}") from None
     if not isinstance(policy, RetryPolicy):
         raise ConfigError(
-            f"retry is a {type(policy).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table"
+            f"retry is of type {type(policy).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table"
         )
     return policy
 

@@ -19,9 +19,9 @@ from ..bench.environment import clear_namespace
 from ..config.config import Config
 from ..config.settings import PREFIX
 from ..model.errors import MainspringError
+from ..model.targets.names import NEEDS_KAFKA
 from ..node.process import stop_signals
 from ..node.supervisor import child_command, tie
-from ..sinks.kafka import NEEDS
 from ..sinks.kafka_options import KafkaOptions, Properties
 from ..store import embedded
 from ..store.redis.sender import Group
@@ -142,7 +142,7 @@ class DemoStage:
 async def stage(where: DemoServers) -> AsyncIterator[DemoStage]:
     """Provide servers and a fresh namespace, so that existing tasks on a given server are safe."""
     if find_spec("confluent_kafka") is None:
-        raise MainspringError(NEEDS)
+        raise MainspringError(NEEDS_KAFKA)
     pids: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mainspring-demo-")))

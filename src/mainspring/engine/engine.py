@@ -90,7 +90,7 @@ class Engine:
             sinks=sinks,
             commands=options.command_queues,
         )
-        self.pauses = PauseWatch(store, flow, self.loops, options.command_queues, options.node, options.audit_entries)
+        self.pauses = PauseWatch(store, flow, self.loops, options.node, options.audit_entries)
         self.keeper = Keeper(
             store,
             self.owned,

@@ -248,7 +248,7 @@ class Flow:
         self._loops = loops
         self._owned = owned
         self._sinks = sinks
-        self._commands = commands
+        self.commands = commands
         self.concurrency = concurrency
         self.most = concurrency
         """Most tasks in flight, in total; fewer than `concurrency` if they are large."""
@@ -308,7 +308,7 @@ class Flow:
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
 
     def _bounded_of(self, target: str) -> FlowLimit | None:
-        return self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+        return self._bounded.get(receiver_of(target, self.commands)) if self._bounded else None
 
     # -- which tasks may leave ---------------------------------------------------------------------------
 
@@ -434,11 +434,11 @@ class Flow:
         return flow_limit is not None and flow_limit.limit.concurrency is not None
 
     def left(self, target: str, count: int) -> None:
-        self.of(receiver_of(target, self._commands)).in_flight += count
+        self.of(receiver_of(target, self.commands)).in_flight += count
 
     def landed(self, target: str, count: int, done: int, failed: int, refused: int = 0) -> None:
         """Count finished deliveries: done, failed, refused for good; the remaining ones were never sent."""
-        flow_limit = self.of(receiver_of(target, self._commands))
+        flow_limit = self.of(receiver_of(target, self.commands))
         flow_limit.landed(count)
         breaker = flow_limit.breaker
         if breaker is not None and (done or failed or refused):
@@ -548,7 +548,6 @@ class PauseWatch:
         store: Store,
         flow: Flow,
         loops: Loops,
-        commands: Mapping[str, str],
         node: str,
         audited: int = access.AUDIT_KEPT,
     ) -> None:
@@ -556,7 +555,6 @@ class PauseWatch:
         self._store = store
         self._flow = flow
         self._loops = loops
-        self._commands = commands
         self._node = node
         self._audited = audited
         self._disabled: dict[str, Pause] = {}
@@ -569,10 +567,10 @@ class PauseWatch:
         read = await read_pauses(self._store)
         now_ms = self._store.clock.now_ms()
         before = self._flow.pauses.by_scope, self.drops.by_scope
-        holds = self._flow.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
+        holds = self._flow.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._flow.commands)
         # Include targets disabled since this step began.
         drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
-        self.drops = Pauses(drops, now_ms, self._commands)
+        self.drops = Pauses(drops, now_ms, self._flow.commands)
         if (holds.by_scope, self.drops.by_scope) != before:
             # Held tasks may leave now, or others must wait.
             self._loops.read.wake()
@@ -593,7 +591,7 @@ class PauseWatch:
             return
         now_ms = self._store.clock.now_ms()
         pause = self._disabled[scope.text] = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
-        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms, self._commands)
+        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms, self._flow.commands)
         log.warning(
             "%s is disabled on all nodes: %s. Its tasks go to the dead letters until mainspring resume --target %s",
             target, reason, target,

@@ -421,10 +421,6 @@ class HoldPolicy:
             return lane.hold.record
         return HoldRecord(LANE + lane.name, RETRY, now_ms)
 
-    def park(self, lane: str, reason: str, now_ms: int) -> Hold:
-        """Park a lane until it is resumed by hand."""
-        return self.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
-
     def lane_is_free(self, name: str) -> None:
         """End the hold of a lane whose head is settled."""
         lane = self.lanes.of(name)

@@ -242,16 +242,6 @@ class Lanes:
         self._kept.discard(lane)
         return kept
 
-    def since_ms(self, name: str) -> int:
-        """Return when the head that the lane waits for failed first; 0 if it has not."""
-        lane = self.get(name)
-        return 0 if lane is None else lane.since_ms
-
-    def waits_for(self, name: str) -> bytes | None:
-        """Return the failed head that a lane waits for, unless it is in flight."""
-        lane = self.get(name)
-        return None if lane is None else lane.waits_for
-
     def is_kept(self, name: str) -> bool:
         """Return whether the server has a record that the lane waits for a failed head."""
         return self.get(name) in self._kept

@@ -4,9 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from ..model.clock import TimeSlice
@@ -21,7 +19,6 @@ from ..store.store import Store
 from .flow import Flow
 from .holds import Hold
 from .keeper import Keeper
-from .lanes import Lane
 from .partition import Partition
 from .slice import LiveSlice
 
@@ -51,44 +48,6 @@ FLIGHT_BYTES: Final = 800
 
 SLOT_BYTES: Final = 8
 """Memory of a row that has left its slice, or was dropped."""
-
-
-class Room:
-    """How many tasks of all partitions may be in memory and in flight: the configured number, or fewer if large."""
-
-    def __init__(self, reach: Reach, owned: dict[int, Partition]) -> None:
-        self._reach = reach
-        self._owned = owned
-        self.tasks = reach.tasks
-        """Tasks that may be in memory besides those in lanes, estimated from the size of those held now."""
-        self.flights: float = inf
-        """Tasks that may be in flight, estimated from the size of those in flight now; infinite if there are none."""
-
-    def measure(self) -> None:
-        rows = out = decoded = slots = 0
-        rows_bytes = decoded_bytes = out_bytes = 0.0
-        for partition in self._owned.values():
-            for live in partition.lives:
-                slots += len(live.queue.rows)
-                as_flight = 2 * live.row_bytes + FLIGHT_BYTES
-                # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
-                as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
-                held = len(live.held)  # some of these have left: only their size matters here
-                rows += live.waiting + held
-                rows_bytes += (live.waiting + held) * as_row
-                decoded += held
-                decoded_bytes += held * as_flight
-                out += live.out
-                out_bytes += live.out * as_flight
-        self.tasks = self._reach.tasks
-        if rows:
-            lanes = sum(partition.behind for partition in self._owned.values())
-            moving = sum(partition.standing for partition in self._owned.values())
-            a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
-            # Tasks being moved into hold slices are already counted, but as rows.
-            taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
-            self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
-        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else inf
 
 
 CHUNK_ROWS: Final = 1_000
@@ -132,10 +91,6 @@ WINDOW_MS: Final = 300_000
 """Milliseconds of an hour slice held in memory at a time; less if room is short."""
 
 
-def _by_start(live: LiveSlice) -> int:
-    return live.slice.start_ms
-
-
 class LookAhead:
     """Keeps the owned partitions' slices in memory as far as the reach goes."""
 
@@ -163,7 +118,8 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
-        self.room = Room(reach, owned)
+        self.limit = reach.tasks
+        """Tasks that may be in memory besides those in lanes: fewer than configured if they are large."""
         self._time_slice = TimeSlice(TIME_SLICE_S)
         self._at_once = CHUNKS_AT_ONCE[0]
         """Slices read together, adjusted by how many rows the last round brought."""
@@ -171,7 +127,7 @@ class LookAhead:
         """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
-        """Partitions that waited for the listing of this round."""
+        """Partitions whose lanes waited for the listing of this round, and may begin again."""
         self.waits_for_room = False
         """True if there was more to read than room for it."""
 
@@ -179,9 +135,12 @@ class LookAhead:
     def held(self) -> int:
         """Number of tasks read ahead. Tasks in lanes count only if they are very many: spilling them may be slower than
         the arrival of others."""
-        behind = sum(partition.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
-        return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
+        return waiting + max(0, self._behind - MOST_IN_LANES * self.limit)
+
+    @property
+    def _behind(self) -> int:
+        return sum(partition.behind for partition in self._owned.values())
 
     def woken(self, partition: int) -> None:
         """Note a put with a near due time in this partition."""
@@ -194,9 +153,7 @@ class LookAhead:
     async def step(self) -> float:
         """Run one round: detect new tasks, list slices, read. Return the seconds until the next round is needed."""
         now_ms = self._store.clock.now_ms()
-        self.room.measure()
-        self._flow.most = int(min(self._flow.concurrency, self.room.flights))
-        self._look_at_lanes()
+        self._measure()
         failure = await self._free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._open_ended() or failure
         failure = await self._poll(now_ms) or failure
@@ -204,7 +161,11 @@ class LookAhead:
         try:
             more = await self._read(now_ms)
         finally:
-            self._let_begin()  # even if one server is unavailable: these may be on another
+            if self._listed:
+                for partition in self._listed:  # even if one server is unavailable: these may be on another
+                    partition.waits_for_listing = False
+                self._listed.clear()
+                self._loops.fire.wake()
         if failure is not None:
             raise failure  # raise late: an unavailable server must not keep the others from being read
         if more or self._woken:
@@ -212,17 +173,34 @@ class LookAhead:
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._more_held else wait_ms / 1000)
 
-    def _let_begin(self) -> None:
-        """Let partitions begin again whose lanes waited for this listing."""
-        for partition in self._listed:
-            partition.waits_for_listing = False
-        if self._listed:
-            self._listed.clear()
-            self._loops.fire.wake()
-
-    def _look_at_lanes(self) -> None:
-        """Limit the tasks that wait in lanes, which do not count as read ahead."""
-        full = sum(partition.behind for partition in self._owned.values()) > self.room.tasks
+    def _measure(self) -> None:
+        """Estimate from their size how many tasks may be in memory and in flight: the configured number, or fewer."""
+        rows = out = decoded = slots = 0
+        rows_bytes = decoded_bytes = out_bytes = 0.0
+        for partition in self._owned.values():
+            for live in partition.lives:
+                slots += len(live.queue.rows)
+                as_flight = 2 * live.row_bytes + FLIGHT_BYTES
+                # A task of a lane is decoded when it is due, and may wait in its lane for a long time.
+                as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
+                held = len(live.held)  # some of these have left: only their size matters here
+                rows += live.waiting + held
+                rows_bytes += (live.waiting + held) * as_row
+                decoded += held
+                decoded_bytes += held * as_flight
+                out += live.out
+                out_bytes += live.out * as_flight
+        self.limit = self._reach.tasks
+        if rows:
+            moving = sum(partition.standing for partition in self._owned.values())
+            a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
+            # Tasks being moved into hold slices are already counted, but as rows.
+            taken = slots * SLOT_BYTES + self._behind * a_flight + moving * max(0.0, a_flight - a_row)
+            self.limit = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
+        by_size = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else self._flow.concurrency
+        self._flow.most = min(self._flow.concurrency, by_size)
+        # Tasks that wait in lanes do not count as read ahead.
+        full = self._behind > self.limit
         for partition in self._owned.values():
             partition.fill_lanes(full=full)
 
@@ -234,50 +212,31 @@ class LookAhead:
 
     async def _free_lanes(self) -> StoreError | None:
         """Free lanes whose failed head was cancelled, given up or replaced."""
-        asked: dict[Partition, list[tuple[Lane, bytes]]] = {}
-        for partition in self._owned.values():
-            policy = partition.hold_policy
-            policy.look_at_some()
-            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
-                asked[partition] = heads
+        asked = [
+            (partition, lane, Standing(partition.number, lane.name, idh, lane.place))
+            for partition in self._owned.values()
+            for lane, idh in partition.heads_to_ask(HEADS_ASKED)
+        ]
         if not asked:
             return None
-        wanted = {partition.number: [idh for _, idh in heads] for partition, heads in asked.items()}
-        answers, failure = await holds.head_places(self._store, wanted), None
-        moved: list[Standing] = []
-        for partition, heads in asked.items():
-            places = answers[partition.number]
-            if isinstance(places, StoreError):
-                failure = places
-                continue
-            found = list(zip(heads, places, strict=True))
-            self._free(partition, [(lane.name, idh) for (lane, idh), place in found if place is None])
-            for (lane, idh), place in found:
-                if place is not None and place != lane.place:
-                    moved.append(Standing(partition.number, lane.name, idh, place))
-        return failure or await self._free_replaced(moved)
-
-    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
-        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
         try:
-            gone = await holds.replaced_heads(self._store, heads) if heads else set()
-        except StoreError as failure:
-            return failure
-        for one in heads:
-            if (partition := self._owned.get(one.partition)) is None:
-                continue
-            lanes = partition.lanes
-            if one in gone:
-                self._free(partition, [(one.lane, one.idh)])
-            elif (lane := lanes.get(one.lane)) is not None and lane.head == one.idh:
-                lane.place = one.place  # it need not be checked again while it stays there
-        return None
-
-    def _free(self, partition: Partition, gone: Sequence[tuple[str, bytes]]) -> None:
-        if gone and partition.quiet and self._owned.get(partition.number) is partition:
-            for lane, idh in gone:
-                partition.head_is_gone(lane, idh)
-            self._loops.fire.wake()
+            places = await holds.look_at_heads(self._store, [one for _, _, one in asked])
+        except StoreError as error:
+            return error
+        failure = None
+        gone: dict[Partition, list[Standing]] = {}
+        for (partition, lane, one), place in zip(asked, places, strict=True):
+            if isinstance(place, StoreError):
+                failure = place
+            elif place is None:
+                gone.setdefault(partition, []).append(one)
+            elif lane.head == one.idh:
+                lane.place = place  # it need not be looked at again while it stays there
+        for partition, heads in gone.items():
+            if self._owned.get(partition.number) is partition:
+                partition.heads_are_gone((one.lane, one.idh) for one in heads)
+                self._loops.fire.wake()
+        return failure
 
     async def _open_ended(self) -> StoreError | None:
         """Read the slices of holds that have ended, like any other slice."""
@@ -333,7 +292,7 @@ class LookAhead:
             elif count != partition.accepted_seen:
                 partition.accepted_seen = self.accepted[partition.number] = count
                 partition.needs_listing = changed = True
-        if self.held < self.room.tasks // 4:
+        if self.held < self.limit // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
         self._poll_ms = self._reach.poll_ms if changed else min(self._poll_ms * 2, self._reach.idle_poll_ms)
         self._next_poll_ms = now_ms + self._poll_ms
@@ -402,14 +361,31 @@ class LookAhead:
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. Return True if there is more to read at once."""
         until_ms = now_ms + self._window_ms
+        wanted, paced = self._wanted(now_ms)
+        held = self.held if wanted else 0
+        # Treat little room as none: in a backlog every tick frees some, and reading few rows at a time is inefficient.
+        most = self.limit
+        least = most // 8
+        if held > most - least:
+            self._make_room(now_ms)
+            held = self.held
+        room = most - held
+        chunks = self._chunks(wanted, room if room >= least else 0)
+        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._at_once)
+        if not chunks:
+            return False
+        await self._fetch(chunks, until_ms, full=held >= most)
+        return True
+
+    def _wanted(self, now_ms: int) -> tuple[list[LiveSlice], bool]:
+        """Return the slices with rows to read, and whether others are left because they leave gradually."""
         wanted: list[LiveSlice] = []
         paced = False
         for partition in self._owned.values():
-            waiting: Counter[str | None] = (
-                Counter()
-            )  # rows in memory of slices that are paced, by the key of their hold
+            waiting = Counter[str]()  # rows in memory of slices that are paced, by the keys of their holds
             for live in partition.lives:
-                waiting[live.pace] += live.waiting
+                if live.pace is not None:
+                    waiting[live.pace] += live.waiting
             for live in partition.lives:
                 if live.suspended:
                     continue
@@ -423,21 +399,8 @@ class LookAhead:
                     waiting[live.pace] += PACED_ROWS
                 wanted.append(live)
         # Held tasks come last: there may be many, and the others are on time.
-        wanted.sort(key=_by_start)
-        held = self.held if wanted else 0
-        # Treat little room as none: in a backlog every tick frees some, and reading few rows at a time is inefficient.
-        most = self.room.tasks
-        least = most // 8
-        if held > most - least:
-            self._make_room(now_ms)
-            held = self.held
-        room = most - held
-        chunks = self._chunks(wanted, room if room >= least else 0)
-        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._at_once)
-        if not chunks:
-            return False
-        await self._fetch(chunks, until_ms, full=held >= most)
-        return True
+        wanted.sort(key=lambda live: live.slice.start_ms)
+        return wanted, paced
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
         """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
@@ -564,15 +527,15 @@ class LookAhead:
         self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
         # A slice may take at most half of the room; beyond that only its earliest rows are held. A slice that is read
         # although there is no room keeps what the next tick can use.
-        most = max(self.room.tasks // 2, 1)
+        most = max(self.limit // 2, 1)
         if full:
-            most = min(most, max(self._rows_of(live, 1), self.room.tasks // 8))
+            most = min(most, max(self._rows_of(live, 1), self.limit // 8))
         policy = partition.hold_policy
         hold = policy.by_place.get(live.slice) if live.has_lanes else None
         if hold is not None:
             # Tasks of a lane leave one at a time, and many lanes may be about to continue.
             window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
-            hold.trim(live, max(self.room.tasks // 64, window, 1))
+            hold.trim(live, max(self.limit // 64, window, 1))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
         partition.took(live, time.monotonic())

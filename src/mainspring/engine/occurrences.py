@@ -139,7 +139,7 @@ class Chains:
         self.asks = False
         """There is work for the planner."""
         self.not_run: Counter[str] = Counter()
-        """Planned times that a begin skipped, by reason; the planner adds them up."""
+        """Planned times that did not run, by reason; the planner adds them up."""
         self.passed: list[tuple[Definition, NotRun]] = []
         """Planned times that did not run, for the history."""
 
@@ -222,18 +222,17 @@ class Chains:
             else:
                 self.known.pop(definition.name, None)
         self.passed += ((definition, slot) for slot in link.state.not_run_since(old.state))
+        if ran or plan.skips:
+            self._count(old.state, link.state)
+        else:
+            link = self._cancelled(definition, old, link)
         last = old.state.last
         before = self.runs.pop(last, None) if last else None
         if ran:
             self.runs[idh] = Ongoing(definition.name, old.planned_ms, plan.put_ms, link)
-            if link.state.not_run is not old.state.not_run:
-                self._count(old.state, link.state)
-        else:
-            if not plan.skips:
-                link = self._cancelled(definition, old, link)
-            if before is not None:
-                before.link = link
-                self.runs[last] = before
+        elif before is not None:
+            before.link = link
+            self.runs[last] = before
         return plan.sketch is not None and plan.sketch.due_ms < plan.put_ms + NEAR_MS
 
     def _cancelled(self, definition: Definition, old: ChainState, link: ChainState) -> ChainState:
@@ -249,9 +248,10 @@ class Chains:
         return link
 
     def _count(self, before: ChainMemory, after: ChainMemory) -> None:
-        """Count the times that a begin skipped: in a pause that is over, or beyond the buffer."""
-        self.not_run.update(after.not_run)
-        self.not_run.subtract(before.not_run)
+        """Count the times that did not run: missed, overlapping, in a pause that is over, or beyond the buffer."""
+        if after.not_run is not before.not_run:
+            self.not_run.update(after.not_run)
+            self.not_run.subtract(before.not_run)
 
     # -- ends ------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -17,8 +17,6 @@ from ..model.delivery import (
     Body,
     Dead,
     Done,
-    Failure,
-    Fate,
     Outcome,
     Response,
     Retry,
@@ -42,6 +40,7 @@ from ..model.run import (
     judge,
     parked,
     passed_run,
+    runs_of,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -178,39 +177,44 @@ class Outcomes:
         """Return whether the history keeps deliveries to this target that succeeded."""
         return self._history.rule(target) == "all"
 
-    def runs(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt."""
-        response, trace = said.response, trace_of(error_of(said))
-        began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
-        answer_bytes = 0 if response is None else len(response.body)
-        record = RunRecord.of(
-            flight, verdict, said, began_ms, self._clock.now_ms(), self._node, answer_bytes=answer_bytes
+    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
+        return RunRecord.of(
+            flight.idh,
+            flight.body,
+            verdict,
+            said,
+            due_ms=flight.original_due_ms,
+            began_ms=0 if verdict.end in ("expired", "dropped") else began_ms,
+            ended_ms=self._clock.now_ms(),
+            by=self._node,
+            answer_bytes=0 if said.response is None else len(said.response.body),
         )
-        details = RunDetails(response, traceback=trace) if response is not None or trace else None
-        return (Run(record, details),) if self._history.keeps(record) else ()
+
+    def _runs(self, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt."""
+        trace = trace_of(error_of(said))
+        details = RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
+        return runs_of(record, details, self._history)
 
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
         """Return what the history keeps of a former owner's attempts. Flights for workers ran nowhere yet."""
-        now_ms = self._clock.now_ms()
-        return self._kept(
-            RunRecord.of(flight, DELIVERED, DONE, 0, now_ms, "").as_lost()
+        records = [
+            self._record(flight, DELIVERED, DONE, 0).as_lost()
             for flight in group.flights
             if group.live.to_redo(flight.index) and not flight.body.target.startswith(TO_WORKERS)
-        )
-
-    def _kept(self, records: Iterable[RunRecord]) -> tuple[Run, ...]:
+        ]
         return tuple(Run(one) for one in records if self._history.keeps(one))
 
     def passed(self, definition: Definition, slot: NotRun) -> tuple[Run, ...]:
         """Return what the history keeps of planned times that did not run."""
-        return self._kept([passed_run(definition, slot, self._clock.now_ms(), self._node)])
+        return runs_of(passed_run(definition, slot, self._clock.now_ms(), self._node), None, self._history)
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
     def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
         """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
-        runs, answer = self.runs(flight, DELIVERED, said, began_ms), self._answer(flight, said)
-        return Settled(flight.live, flight.index, delivered=True, answer=answer, runs=runs)
+        runs = self._runs(self._record(flight, DELIVERED, said, began_ms), said)
+        return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
 
     def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
         """Return the receiver's response in the form in which a caller who waits for the result reads it."""
@@ -235,10 +239,12 @@ class Outcomes:
         lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
         policy, since_ms = self._policies.of(flight.body), self._since_ms(partition, flight, now_ms)
         verdict = judge(said, flight.body, flight.original_due_ms, now_ms, policy, lane, since_ms)
-        if verdict.counted:
-            self._report(flight, verdict, said, now_ms)
         settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
-        return settled._replace(runs=self.runs(flight, verdict, said, began_ms)) if verdict.counted else settled
+        if not verdict.counted:
+            return settled
+        record = self._record(flight, verdict, said, began_ms)
+        self._failures.report(record.failure(said, flight.idempotency_key))
+        return settled._replace(runs=self._runs(record, said))
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
@@ -249,7 +255,8 @@ class Outcomes:
             judged = parked(verdict, verdict.reason, lane, now_ms, self._since_ms(partition, flight, now_ms))
             if judged.end == "parked" and lane.on_failure == "block":
                 # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
-                self._report(flight, judged, Retry(judged.reason, brief="its run on a worker failed"), now_ms)
+                said = Retry(judged.reason, brief="its run on a worker failed")
+                self._failures.report(self._record(flight, judged, said, 0).failure(said, flight.idempotency_key))
             verdict = judged
         return self._carry_out(partition, flight, verdict, traceback)
 
@@ -301,24 +308,6 @@ class Outcomes:
         retry = _leaving(flight, place, row_of(place, flight, body))
         return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
-    def _report(self, flight: Flight, verdict: Verdict, said: Retry | Dead, now_ms: int) -> None:
-        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
-        failure = Failure(
-            id=flight.id,
-            target=flight.target,
-            attempt=flight.attempt,
-            error=verdict.reason,
-            brief=said.brief or "",
-            outcome=fates.get(verdict.end, "dead"),
-            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            lane=flight.lane,
-            original_due_ms=flight.original_due_ms,
-            idempotency_key=flight.idempotency_key,
-            response=said.response,
-            exception=said.error,
-        )
-        self._failures.report(failure)
-
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
@@ -332,25 +321,12 @@ class Outcomes:
 
     def bury_damaged(self, damaged: Damaged) -> Settled:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
-        now_ms = self._clock.now_ms()
+        now_ms, due_ms = self._clock.now_ms(), damaged.live.slice.since_ms
+        reason = f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS]
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.row_index}")
-        dead_letter = DeadLetter(
-            id=idh.hex(),
-            reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
-            died_ms=now_ms,
-            due_ms=damaged.live.slice.since_ms,
-            entry=damaged.row,
-        )
-        failure = Failure(
-            id=dead_letter.id,
-            target=UNREADABLE,
-            attempt=1,
-            error=dead_letter.reason,
-            outcome="dead",
-            original_due_ms=dead_letter.due_ms,
-            idempotency_key="",
-        )
-        self._failures.report(failure)
-        self.meters.buried("unreadable", dead_letter.reason)
+        dead_letter = DeadLetter(id=idh.hex(), reason=reason, died_ms=now_ms, due_ms=due_ms, entry=damaged.row)
+        record = RunRecord(idh, "dead", 1, due_ms, 0, now_ms, UNREADABLE, self._node, reason)
+        self._failures.report(record.failure(Dead(reason), ""))
+        self.meters.buried("unreadable", reason)
         return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..model.clock import steady_s
+from ..model.lane import LANE, PARKED, HoldRecord
 from ..model.run import Run
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -39,7 +40,7 @@ from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
 from .flow import Flow
 from .holds import HoldPolicy, TakenMoves
-from .lanes import Lanes
+from .lanes import Lane, Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
 
@@ -310,7 +311,7 @@ class Partition:
         return len(self._outcomes) + sum(len(group.flights) for _, group in self._ready)
 
     @property
-    def quiet(self) -> bool:
+    def _quiet(self) -> bool:
         """True if the server knows of every retry that was placed."""
         return self.unanswered is None and not self.has_outcomes
 
@@ -578,7 +579,7 @@ class Partition:
 
     def failing_since_ms(self, lane: str, now_ms: int) -> int:
         """Return when the head of a lane failed first."""
-        return self.lanes.since_ms(lane) or now_ms
+        return self.lanes.of(lane).since_ms or now_ms
 
     def hold_lane(
         self, lane: str, idh: bytes, until_ms: int, now_ms: int, *, first: bool = False, parked: bool = False
@@ -592,12 +593,18 @@ class Partition:
 
     def park_lane(self, lane: str, reason: str, now_ms: int) -> Slice:
         """Let a lane wait until it is resumed by hand; return the hold slice in which its head waits first."""
-        return self.hold_policy.park(lane, reason, now_ms).place
+        return self.hold_policy.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms).place
 
-    def head_is_gone(self, lane: str, idh: bytes) -> None:
-        """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
-        if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
-            self._outcomes.append(Settled(hold=hold))
+    def heads_to_ask(self, most: int) -> list[tuple[Lane, bytes]]:
+        """Check some holds; return lanes with the failed head they wait for, if the server knows of every retry."""
+        self.hold_policy.look_at_some()
+        return self.lanes.heads_to_ask(most) if self._quiet else []
+
+    def heads_are_gone(self, heads: Iterable[tuple[str, bytes]]) -> None:
+        """Free lanes whose failed head was cancelled, given up or replaced: the next task may leave."""
+        for lane, idh in heads if self._quiet else ():
+            if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
+                self._outcomes.append(Settled(hold=hold))
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""

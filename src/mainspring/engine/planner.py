@@ -8,7 +8,7 @@ each schedule has its next occurrence, and schedules a missing one again.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
@@ -292,7 +292,6 @@ class Planner:
         now_ms = self._clock.now_ms()
         found = await _found(behind, lambda due: after_overlap(due[1].definition, due[1].link, now_ms))
         for (flight, plan), (next_ms, state) in found:
-            self._note_not_run(plan.link.state.not_run, state.not_run)
             log.info("schedule %s: %s is skipped, the run before it is not over", plan.definition.name, flight.id,
                      extra={"task": flight.id, "schedule": plan.definition.name})  # fmt: skip
             plan.skip(next_ms, state)
@@ -303,7 +302,7 @@ class Planner:
     def _miss(self, flight: Flight, plan: OccurrencePlan, instead: tuple[int | None, ChainMemory]) -> None:
         """Skip an occurrence, and all those that passed until the chain continues."""
         name, link = plan.definition.name, plan.link
-        if missed := self._note_not_run(link.state.not_run, instead[1].not_run):
+        if missed := sum(instead[1].not_run.values()) - sum(link.state.not_run.values()):
             extra = {"task": flight.id, "schedule": name}
             if overlapped_until(plan.definition, link) is not None:
                 log.info("schedule %s: %d planned runs are skipped, from %s on: the run before them was not over",
@@ -312,12 +311,6 @@ class Planner:
                 log.warning("schedule %s: %d planned runs were missed, from %s on", name, missed, flight.id,
                             extra=extra)  # fmt: skip
         plan.skip(*instead)
-
-    def _note_not_run(self, before: Mapping[str, int], after: Mapping[str, int]) -> int:
-        missed = Counter(after)
-        missed.subtract(before)
-        self.not_run.update(missed)
-        return missed.total()
 
     def _release(self, chains: Chains, flight: Flight) -> None:
         self.decisions += 1

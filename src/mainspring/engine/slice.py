@@ -621,13 +621,6 @@ class LiveSlice:
                 self.low = min(self.low, key)
         self.queue.add(keys)
 
-    def mark_fired(self, indexes: Sequence[int]) -> tuple[int, bytes]:
-        """Set the fired bits; return the byte range that changed."""
-        self.out += len(indexes)
-        if self.bits.redo:
-            self.held.update(indexes)
-        return self.bits.fire(indexes)
-
     def to_redo(self, index: int) -> bool:
         """Return True if a former owner has fired this row and not finished it."""
         return is_set(self.bits.redo, 0, index)
@@ -676,7 +669,10 @@ class LiveSlice:
         Rows confirmed in an earlier reply need no further proof: had the server lost them since, it would also have
         lost that call, and the sequence number would show it.
         """
-        f_at, f = self.mark_fired(begun) if begun else (0, b"")
+        f_at, f = self.bits.fire(begun) if begun else (0, b"")
+        self.out += len(begun)
+        if self.bits.redo:
+            self.held.update(begun)
         d_at, d = self.bits.take_dirty() if commit else (0, b"")
         m = self.tail_index if self.tail_index > self.proven else -1
         return Touch(self.name, self.keys, self.g_text, m, self.tail if m >= 0 else b"", f_at, f, d_at, d)

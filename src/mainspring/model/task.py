@@ -111,10 +111,14 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     """True if the due time had already passed: the task fires at once."""
     durability: str = "server"
 
-    def _bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
-        """Tie the handle to the client that `result()` asks, and to the task's namespace and lane."""
-        self.__dict__.update(ask=ask, namespace=namespace, lane=lane)
+    def _asking(self, ask: Callable[[float | Delay | None], R]) -> "Handle[R]":
+        """Tie the handle to the client that `result()` asks."""
+        self.__dict__["ask"] = ask
         return cast("Handle[R]", self)
+
+    def _of_task(self, namespace: str, lane: str | None) -> None:
+        """Remember the task's namespace and lane, of which its key is made."""
+        self.__dict__.update(namespace=namespace, lane=lane)
 
     def _first_due(self, original_due_ms: int | None) -> Self:
         """Remember when the first attempt at a kept task was due; None if it is no longer stored."""

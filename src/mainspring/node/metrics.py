@@ -124,7 +124,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
         ),
         "in_flight": ("Tasks handed to sinks that have not answered yet.", engine.deliveries.in_flight),
         "look_ahead": ("Tasks held in memory until they are due.", engine.lookahead.held),
-        "look_ahead_limit": ("Limit on the tasks held in memory.", engine.lookahead.room.tasks),
+        "look_ahead_limit": ("Limit on the tasks held in memory.", engine.lookahead.limit),
         "breakers_open": ("Receivers whose circuit breaker is not closed, because they kept failing.", breakers),
     }
     for name, (text, value) in now.items():

@@ -32,7 +32,7 @@ from ..model.schedule.definition import Definition, check_definition, shortest_i
 from ..model.schedule.input import SOURCE, ScheduleOptions, TimedOptions, Timetable, define
 from ..model.shared_settings import DEDUPE_WINDOW
 from ..model.targets.command import Command, read_command
-from ..model.targets.names import shown_target
+from ..model.targets.names import NEEDS_KAFKA, shown_target
 from ..model.targets.webhook import NEEDS, is_web
 from ..model.task import Handle, OnConflict
 from ..model.times import Delay, When, instant_ms
@@ -494,8 +494,10 @@ class Declarations(Connections):
         """Warn only: the nodes that fire it may run elsewhere, with more packages installed."""
         scheme, _, name = definition.target.partition(":")
         spec = self.config.targets.get(name) if scheme == "target" else None
-        if is_web(definition.target if spec is None else spec.address) and find_spec("aiohttp") is None:
-            log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), NEEDS)
+        address = definition.target if spec is None else spec.address
+        package, needs = ("aiohttp", NEEDS) if is_web(address) else ("confluent_kafka", NEEDS_KAFKA)
+        if address.startswith(("http:", "https:", "kafka:")) and find_spec(package) is None:
+            log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), needs)
 
     def policy_of(self, definition: Definition) -> RetryPolicy:
         """Return the retry policy of its runs: its own, or that of its handler, queue, target, or the settings."""

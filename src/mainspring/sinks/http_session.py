@@ -1,5 +1,6 @@
 """HTTP connections: aiohttp, limited to the addresses that the guard allows. Only this module imports aiohttp."""
 
+import os
 import resource
 import socket
 import ssl
@@ -180,7 +181,10 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"the server's certificate is not accepted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect: {error.os_error.strerror or error.os_error}"
+        cause = error.os_error
+        if isinstance(cause, ConnectionError) and cause.errno:
+            return f"cannot connect: {os.strerror(cause.errno)}"  # asyncio would repeat the address
+        return f"cannot connect: {cause.strerror or cause}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection without an answer"
     if isinstance(error, aiohttp.ClientResponseError):

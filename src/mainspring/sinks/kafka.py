@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..model.delivery import DONE, Dead, Delivery, DeliveryColumns, Outcome, Retry
 from ..model.errors import ConfigError
+from ..model.targets.names import NEEDS_KAFKA
 from .base import Sink
 from .kafka_options import KafkaOptions
 
@@ -69,7 +70,6 @@ def _message_of(one: Delivery, prefix: bytes) -> KafkaMessage:
 
 
 NOT_CONFIGURED: Final = "this node has no Kafka broker; set kafka_url (MAINSPRING_KAFKA_URL, --kafka-url)"
-NEEDS: Final = "Kafka needs the package confluent-kafka: pip install 'mainspring[kafka]'"
 AWAY_MS: Final = 2_000
 """Wait after which tasks that found no broker are tried again."""
 
@@ -77,8 +77,8 @@ AWAY_MS: Final = 2_000
 def kafka_sink(options: KafkaOptions | None) -> Sink:
     """Return the sink for these options, or one that reports what is missing (options or library)."""
     if options is not None and find_spec("confluent_kafka") is None:
-        log.error("%s; tasks for Kafka wait until a node has it", NEEDS)
-        return UnknownKafka(NEEDS)
+        log.error("%s; tasks for Kafka wait until a node has it", NEEDS_KAFKA)
+        return UnknownKafka(NEEDS_KAFKA)
     return UnknownKafka() if options is None else KafkaSink(options)
 
 
@@ -196,7 +196,7 @@ def _check_library(options: KafkaOptions) -> None:
     try:
         from confluent_kafka import KafkaException, Producer
     except ImportError:
-        raise ConfigError(f"kafka_url is set. {NEEDS}") from None
+        raise ConfigError(f"kafka_url is set. {NEEDS_KAFKA}") from None
     # Leave out the servers: this producer only validates the settings and must not connect.
     properties = {**options.for_library(), "log_level": "0"}
     del properties["bootstrap.servers"]

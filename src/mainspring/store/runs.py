@@ -124,7 +124,7 @@ class RunRef(NamedTuple):
         try:
             partition, ms, seq, number = (int(piece, 36) for piece in text.split("."))
         except (ValueError, AttributeError):
-            raise InvalidInput(f"{str(text)[:80]!r} is not the id of a run") from None
+            raise InvalidInput(f"{str(text)[:80]!r} is not the id of a run, such as 5.mwn1d9qx.0.0") from None
         if not (0 <= partition < partitions and 0 <= ms < 1 << 48 and 0 <= seq < 1 << 16 and 0 <= number < 1 << 8):
             raise InvalidInput(f"{text[:80]!r} is not the id of a run of this namespace")
         return cls(ms, seq, partition, number)
@@ -296,9 +296,16 @@ class _Stream:
             self.end = "(" + rows[-1][0].decode()
 
 
+def _before(store: Store, cursor: str | None) -> RunRef:
+    try:
+        return _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    except InvalidInput:
+        raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that a list of runs returned") from None
+
+
 async def list_runs(store: Store, where: RunFilter, cursor: str | None, limit: int) -> RunsPage:
     """Return runs that match, newest first; pass `next` as cursor for the next page."""
-    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    before = _before(store, cursor)
     found: list[tuple[RunRef, RunRecord]] = []
     partitions = [keys.number for keys in store.keys.partitions]
     if where.schedule is not None:
@@ -473,7 +480,7 @@ async def runs_of_task(
     # A generated id says when its task was due: no attempt ended before.
     since_ms = 0 if reference.address is None else reference.address.slice.from_ms
     where = msgspec.structs.replace(where, idhs=idhs, from_ms=max(where.from_ms, since_ms))
-    before = _BEFORE_ALL if cursor is None else RunRef.parse(cursor, len(store.keys))
+    before = _before(store, cursor)
     partitions = sorted({spot.partition for spot in spots})
     found, end = await _scan(store, where, partitions, before, limit, set(), most_entries)
     return _page([one for one in found if reference.fits(one[1].lane)], end)

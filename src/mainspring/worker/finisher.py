@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..model.clock import Clock
-from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry
+from ..model.delivery import DONE, Dead, Done, Outcome, Retry
 from ..model.errors import StoreError
 from ..model.ids import idempotency_key
 from ..model.job import End, Ending, Job, JobCancelled, Result
@@ -25,6 +25,7 @@ from ..model.run import (
     buried,
     error_of,
     judge,
+    runs_of,
 )
 from ..model.text import describe, trace_of
 from ..store import job_queue
@@ -176,7 +177,7 @@ class Finisher:
         if run is not None and run.work.result_ttl_ms and verdict.is_over:
             end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
         if verdict.counted:
-            end.runs = self._runs(job, verdict, said, run)
+            end.runs = self._runs(job, self._record(job, verdict, said, run), said, run)
         if job.body.occurrence is not None and verdict.is_over:
             end.run_end = pack_end(job, _ending(verdict), self._store.clock.now_ms())
         if not self.unsent:
@@ -194,54 +195,48 @@ class Finisher:
         now_ms = self._store.clock.now_ms()
         verdict = judge(said, job.body, job.original_due_ms, now_ms, policy, lane, now_ms)
         if verdict.counted:
-            self._report(job, said, verdict, now_ms)
+            self._report(job, said, self._record(job, verdict, said, run))
         return verdict
 
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""
         verdict = buried(outcome.reason)
         self.meters.ended(job, fate_of(verdict))
-        self._report(job, outcome, verdict, self._store.clock.now_ms())
+        self._report(job, outcome, self._record(job, verdict, outcome, None))
 
-    def _report(self, job: Job, said: Retry | Dead, verdict: Verdict, now_ms: int) -> None:
-        fates: dict[str, Fate] = {"retry": "retry", "parked": "parked"}
-        failure = Failure(
-            id=job.id,
-            target=job.body.target or UNREADABLE,
-            attempt=job.body.attempt,
-            error=verdict.reason,
-            brief=said.brief or "",
-            outcome=fates.get(verdict.end, "dead"),
-            next_at_ms=now_ms + verdict.wait_ms if verdict.end == "retry" else None,
-            lane=job.body.lane,
-            original_due_ms=job.original_due_ms,
-            idempotency_key=idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane),
-            exception=said.error,
+    def _report(self, job: Job, said: Retry | Dead, record: RunRecord) -> None:
+        key = idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane)
+        self._worker.failures.report(record.failure(said, key))
+
+    def _record(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> RunRecord:
+        now_ms = self._store.clock.now_ms()
+        took_ms = round((time.monotonic() - run.started) * 1000) if run is not None and run.started else None
+        output = None if run is None else run.output
+        return RunRecord.of(
+            job.idh,
+            job.body,
+            verdict,
+            said,
+            exit_code=None if output is None else output.exit_code,
+            due_ms=job.original_due_ms,
+            began_ms=0 if took_ms is None else now_ms - took_ms,
+            ended_ms=now_ms,
+            by=self._name,
+            queue=job.queue,
+            answer_bytes=0 if output is None else output.size,
         )
-        self._worker.failures.report(failure)
 
     def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
         """Return what the history keeps of a job that ends when it is taken."""
-        if isinstance(said, Dead):
-            return self._runs(job, buried(said.reason), said, None)
-        return self._runs(job, STOPPED, DONE, None)
+        verdict, outcome = (buried(said.reason), said) if isinstance(said, Dead) else (STOPPED, DONE)
+        return self._runs(job, self._record(job, verdict, outcome, None), outcome, None)
 
-    def _runs(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
+    def _runs(self, job: Job, record: RunRecord, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
         """Return what the history keeps of an attempt, and of those before it whose workers died."""
-        now_ms, keeps = self._store.clock.now_ms(), self._worker.options.history.keeps
-        began_ms = now_ms - round((time.monotonic() - run.started) * 1000) if run is not None and run.started else 0
         output, log = (None, ()) if run is None else (run.output, run.context.lines)
-        exit_code, answer_bytes = (None, 0) if output is None else (output.exit_code, output.size)
-        record = RunRecord.of(
-            job, verdict, said, began_ms, now_ms, self._name,
-            code=exit_code, queue=job.queue, answer_bytes=answer_bytes,
-        )  # fmt: skip
         trace = trace_of(error_of(said))
         details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
-        kept: tuple[Run, ...] = (Run(record, details),) if keeps(record) else ()
-        if job.deliveries > 1 and keeps(lost := record.as_lost()):
-            kept = (Run(lost),) * (job.deliveries - 1) + kept
-        return kept
+        return runs_of(record, details, self._worker.options.history, lost_before=job.deliveries - 1)
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()

@@ -137,7 +137,7 @@ def test_stop_may_be_called_again(folder: Path) -> None:
 
 def test_a_second_start_in_the_same_process_shares_the_server(folder: Path) -> None:
     with embedded.start(folder) as first:
-        with embedded.start(folder) as second:
+        with embedded.start(str(folder)) as second:
             assert (second.pid, second.url, second.owned) == (first.pid, first.url, False)
         with connect(first.url) as client:
             assert client.ping()

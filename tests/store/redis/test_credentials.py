@@ -179,4 +179,4 @@ def test_commands_take_a_provider_by_name(server: Server, tmp_path: Path) -> Non
     assert refused.returncode == 1
     assert "NOAUTH" in refused.stderr
     ended = run("task", "get", "x", cwd=tmp_path, MAINSPRING_CREDENTIALS="vault_of_test:login", **environ)
-    assert "x: unknown in namespace main" in ended.stderr
+    assert "there is no task 'x' (namespace main" in ended.stderr

@@ -7,7 +7,7 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Retry
-from mainspring.model.errors import Conflict, InvalidInput
+from mainspring.model.errors import Conflict, InvalidInput, NotFound
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
@@ -77,7 +77,7 @@ async def test_a_cancelled_or_unknown_task_cannot_be_moved(client: Client, store
     await client.cancel(handle.id)
     with pytest.raises(Conflict, match="cancelled"):
         await client.reschedule(handle.id, after="1h")
-    with pytest.raises(Conflict, match="no such task"):
+    with pytest.raises(NotFound, match="no such task"):
         await client.reschedule("nobody", after="1h")
 
 

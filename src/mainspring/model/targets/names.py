@@ -62,6 +62,8 @@ _OWN: Final = frozenset({"notify", "beat"})
 SINK_GROUP: Final = "mainspring.sinks"
 """The group of entry points by which packages add sinks; an entry point's name is the scheme of its targets."""
 
+NEEDS_KAFKA: Final = "Kafka needs the package confluent-kafka on this node: pip install 'mainspring[kafka]'"
+
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 
@@ -91,7 +93,7 @@ def known_scheme(text: str) -> bool:
 def check_target(target: object) -> str:
     """Return the target's scheme, or refuse it with the reason."""
     if not isinstance(target, str):
-        raise InvalidInput(f"target is a {type(target).__name__}; give a string such as 'kafka:ticks'")
+        raise InvalidInput(f"target is of type {type(target).__name__}; give a string such as 'kafka:ticks'")
     return _scheme_of(target if type(target) is str else plain(target))
 
 

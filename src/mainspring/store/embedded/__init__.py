@@ -147,7 +147,7 @@ class EmbeddedServer:
 
 
 def start(
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     *,
     binary: str | None = None,
     memory_bytes: int | None = None,
@@ -158,10 +158,10 @@ def start(
 
     `memory_bytes` (its `maxmemory`; None: half of the machine's memory, 0: no limit) and `extra_config` (server
     directives) count only for the process that starts the server. `timeout_s` is suspended while the server loads its
-    data.
+    data. Raises EmbeddedError if the server cannot start or the folder cannot be used.
     """
     limit = {} if memory_bytes is None else {"maxmemory": str(memory_bytes)}
-    chosen = data_dir or default_data_dir()
+    chosen = Path(data_dir) if data_dir else default_data_dir()
     try:
         folder = Folder.make(chosen)
         return _own_or_share(folder, binary, {**limit, **(extra_config or {})}, timeout_s)

@@ -7,6 +7,7 @@ values in the list, because in a pipeline one error says nothing about its neigh
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections import deque
@@ -292,6 +293,8 @@ def _reason(error: BaseException) -> str:
         if "CERTIFICATE_REQUIRED" in (error.reason or ""):
             return "the server asks for a client certificate (cert and key)"
         return f"TLS failed: {error.reason or error}"
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)  # asyncio repeats the address instead
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...model.dead_letter import dead_place
-from ...model.errors import Ambiguous, Conflict, InvalidInput, StoreError
+from ...model.errors import Ambiguous, Conflict, InvalidInput, NotFound, StoreError
 from ...model.ids import GENERATED, IDH_BYTES, bare_idh, check_name, idh_in_lane, idh_of
 from ...model.task import BulkCancelOutcome, State
 from ..codec import decode
@@ -418,7 +418,7 @@ class Finder:
         while True:
             located = await self.find(reference)
             if located is None:
-                raise Conflict("cannot be moved: no such task")
+                raise NotFound("there is no such task")
             address, entry, idh = located.address, located.entry, located.idh
             if entry.state != "pending" or entry.body is None:
                 raise Conflict(f"cannot be moved: the task is {entry.state}")
