@@ -337,7 +337,13 @@ async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     last = record(store, idh=reference.idh, id="order-1", attempt=3)
     await recorder.write(last, partition=reference.home)
     info = await client.get("order-1")
-    assert (info.state, info.attempt, info.errors, info.worker) == ("done", 3, (), "node-1")
+    assert (info.state, info.attempt, info.errors, info.worker, info.since_ms) == (
+        "done",
+        3,
+        (),
+        "node-1",
+        last.ended_ms,
+    )
     await client.put("log:", id="order-1", after="1h")
     assert (await client.get("order-1")).state == "pending"
 

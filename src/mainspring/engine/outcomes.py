@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -40,7 +40,6 @@ from ..model.run import (
     judge,
     parked,
     passed_run,
-    runs_of,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
@@ -178,36 +177,35 @@ class Outcomes:
         return self._history.rule(target) == "all"
 
     def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
-        return RunRecord.of(
-            flight.idh,
-            flight.body,
-            verdict,
-            said,
-            due_ms=flight.original_due_ms,
-            began_ms=0 if verdict.end in ("expired", "dropped") else began_ms,
-            ended_ms=self._clock.now_ms(),
-            by=self._node,
-            answer_bytes=0 if said.response is None else len(said.response.body),
-        )
+        began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
+        answer_bytes = 0 if said.response is None else len(said.response.body)
+        now_ms = self._clock.now_ms()
+        return RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node, answer_bytes=answer_bytes)
 
     def _runs(self, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
         """Return what the history keeps of an attempt."""
+        if not self._history.keeps(record):
+            return ()
         trace = trace_of(error_of(said))
-        details = RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
-        return runs_of(record, details, self._history)
+        return (
+            Run(record, RunDetails(said.response, traceback=trace) if said.response is not None or trace else None),
+        )
 
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
         """Return what the history keeps of a former owner's attempts. Flights for workers ran nowhere yet."""
-        records = [
-            self._record(flight, DELIVERED, DONE, 0).as_lost()
+        now_ms = self._clock.now_ms()
+        return self._kept(
+            RunRecord.of(flight, DELIVERED, DONE, 0, now_ms, "").as_lost()
             for flight in group.flights
             if group.live.to_redo(flight.index) and not flight.body.target.startswith(TO_WORKERS)
-        ]
+        )
+
+    def _kept(self, records: Iterable[RunRecord]) -> tuple[Run, ...]:
         return tuple(Run(one) for one in records if self._history.keeps(one))
 
     def passed(self, definition: Definition, slot: NotRun) -> tuple[Run, ...]:
         """Return what the history keeps of planned times that did not run."""
-        return runs_of(passed_run(definition, slot, self._clock.now_ms(), self._node), None, self._history)
+        return self._kept([passed_run(definition, slot, self._clock.now_ms(), self._node)])
 
     # -- verdicts ---------------------------------------------------------------------------------------
 

@@ -215,7 +215,8 @@ class Notifier:
         if self._options.watchdog and not now_ms < self._call_at_ms <= now_ms + WATCHDOG_EVERY_MS:
             minute = now_ms // WATCHDOG_EVERY_MS
             call = Task(f"target:{WATCHDOG}", id=f"watchdog/{minute}", expires="1m", retries=0)
-            await self._notices.put([call])
+            # A caller may have put a task with this id, so that no call is made.
+            await self._notices.put([call], "replace")
             self._call_at_ms = (minute + 1) * WATCHDOG_EVERY_MS
         if now_ms < self._look_at_ms <= now_ms + LOOK_EVERY_MS:
             return
