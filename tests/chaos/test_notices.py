@@ -17,7 +17,8 @@ from tests.support.serving import Serve
 from tests.support.web_receiver import Answer, Receiver, Request, receiving
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
-KILLS = int(os.environ.get("MAINSPRING_CHAOS_KILLS", "200"))
+KILLS = int(os.environ.get("MAINSPRING_CHAOS_KILLS", "40"))
+"""A few minutes; 200 for the long run."""
 JOBS = [f"job{number}" for number in range(6)]
 NODES = 3
 
@@ -74,7 +75,7 @@ def episodes_of(runs: Iterable[KeptRun]) -> tuple[list[Told], bool]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-def test_each_episode_is_told_once_over_200_kills(
+def test_each_episode_is_told_once_whichever_nodes_are_killed(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.call("FLUSHALL")
@@ -107,7 +108,7 @@ def test_each_episode_is_told_once_over_200_kills(
                 client.schedules.remove(name)
             expected = [one for name in JOBS for one in episodes_of(runs_of(client, name))[0]]
             wait_until(lambda: len(received(receiver)) >= len(expected), "all is told", timeout_s=150)
-            time.sleep(10)  # for what is too much
+            wait_until(lambda: client.count() == 0, "nothing more is to be told", timeout_s=90)
         finally:
             fleet.stop()
         messages = [one for one in receiver.requests if "/notices/" in one.path]
