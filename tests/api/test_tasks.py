@@ -160,7 +160,7 @@ async def test_each_caller_learns_which_of_its_tasks_are_unconfirmed(api: Api) -
 WRONG: list[tuple[str, Any, str]] = [
     ("no target", {"target": None}, "$.target"),
     ("an unknown scheme", {"target": "smtp:a"}, "no known scheme"),
-    ("an unknown field", {"when": 1}, "unknown field `when`"),
+    ("an unknown field", {"when": 1}, "unknown field `when`; there are target, payload, at, after, id,"),
     ("both times", {"after": "1s"}, "both at and after"),
     ("a delay that is none", {"at": None, "after": "soon"}, "not a delay"),
     ("an endless delay", {"at": None, "after": "9" * 400 + "w"}, ""),

@@ -64,5 +64,5 @@ async def test_a_payload_of_unknown_size_does_not_end_a_batch() -> None:
 async def test_an_item_that_is_no_task_is_refused_after_the_tasks_before_it() -> None:
     given = batches([*tasks(range(BATCH)), 5])  # type: ignore[list-item]
     assert len(await anext(given)) == BATCH
-    with pytest.raises(InvalidInput, match="takes Task objects; this is a int"):
+    with pytest.raises(InvalidInput, match="takes Task objects; this is of type int"):
         await anext(given)

@@ -167,9 +167,9 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
         ({"targets": {"a": "log:"}}, "targets: a: expected a table"),
         ({"commands": ["x"]}, "commands: expected a table"),
         ({"breaker": None}, "breaker: expected a table"),
-        ({"retry": 5}, "retry is a int; give a RetryPolicy"),
+        ({"retry": 5}, "retry is of type int; give a RetryPolicy"),
         ({"retry": "banana"}, "retry: "),
-        ({"error_handler": "log"}, "error_handler is a str; give a function"),
+        ({"error_handler": "log"}, "error_handler is of type str; give a function"),
     ],
 )
 def test_settings_given_in_code_are_checked_like_a_file(given: dict[str, Any], message: str) -> None:

@@ -170,7 +170,7 @@ def test_a_credential_provider_is_named_or_given_and_never_shown() -> None:
         ("tokens", "write module:function"),
         ("no_such_module:f", "cannot be loaded"),
         ("getpass:nothing", "cannot be loaded"),
-        ("getpass:__name__", "is a str, not a function"),
+        ("getpass:__name__", "is of type str, not a function"),
     ):
         with pytest.raises(ConfigError, match=said):
             _ = Config(redis_url="redis://host", credentials=text).links

@@ -194,7 +194,7 @@ def test_a_policy_is_read_from_a_table_too() -> None:
         ({"opn": "1s"}, "opn is not a setting of a breaker; use failure_rate, min_calls, window"),
         ({"failure_rate": 2}, "failure_rate is 2.0; it must lie between 0.01 and 1"),
         ({"probes": "few"}, "probes: expected a number, not 'few'"),
-        ({"open": 5}, "open is a int; give a timedelta or a text such as '30m'"),
+        ({"open": 5}, "open is of type int; give a timedelta or a text such as '30m'"),
         ({"open": "10m"}, "max_open is less than open"),
         (3, "expected a table of settings, or 'off', not 3"),
     ],

@@ -99,7 +99,7 @@ def test_a_wrong_table_is_refused_with_the_reason(table: dict[str, object], mess
 
 def test_a_task_takes_a_policy_or_its_line_and_nothing_else() -> None:
     assert retry_line(RetryPolicy(3)) == retry_line("max_attempts=3") == "3"
-    with pytest.raises(InvalidInput, match="retry is a int"):
+    with pytest.raises(InvalidInput, match="retry is of type int"):
         retry_line(3)  # type: ignore[arg-type]
 
 

@@ -352,6 +352,18 @@ async def test_the_leader_calls_the_watchdog_once_a_minute_through_a_task(scene:
     assert len({one.id for one in calls}) == len(calls)
 
 
+async def test_a_caller_who_takes_the_ids_of_the_watchdogs_calls_does_not_stop_them(scene: Scene) -> None:
+    leader = scene.fresh(leads=True, watchdog=True)
+    client = scene.ticker.client
+    minute = client.store.clock.now_ms() // 60_000
+    for later in range(5):
+        await client.put("log:", id=f"watchdog/{minute + later}", after="1h")
+    for _ in range(12):
+        assert await leader.step() > 0
+        await scene.ticker.advance(seconds=15)
+    assert len([one for one in scene.ticker.deliveries if one.target == "target:mainspring-watchdog"]) in (3, 4)
+
+
 async def test_a_beat_of_the_settings_is_missed_even_if_it_never_came(stage: Stage) -> None:
     tables = {"backup": {"every": "10m", "grace": "0s"}}
     scene = await stage(beats=tables)

@@ -116,7 +116,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         ({"queue": "q", "name": "a/b"}, "the name of a handler is 'a/b'"),
         ({"queue": "q", "name": "b", "retries": -1}, "retries is -1"),
         ({"queue": "q", "name": "b", "retry": "5 times"}, "retry '5 times': 'times' is not name=value"),
-        ({"queue": "q", "name": "b", "retry": 5}, "retry is a int; give a RetryPolicy or a line such as"),
+        ({"queue": "q", "name": "b", "retry": 5}, "retry is of type int; give a RetryPolicy or a line such as"),
         ({"queue": "q", "name": "b", "timeout": "0s"}, "timeout is '0s'"),
         ({"queue": "q", "name": "b", "timeout": "soon"}, "timeout: 'soon' is not a delay"),
         ({"queue": "q", "name": "b", "codec": "pickle"}, "codec is 'pickle'; use one of json, msgpack"),

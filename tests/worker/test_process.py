@@ -235,7 +235,7 @@ async def test_a_handler_puts_tasks_through_its_own_scheduler(
         (["nowhere:scheduler"], "'nowhere:scheduler': there is no module 'nowhere'"),
         (["app"], "'app' names no scheduler; write module:attribute"),
         (["app:missing"], "module 'app' has no 'missing'"),
-        (["app:not_a_scheduler"], "app:not_a_scheduler is a int, not a Scheduler"),
+        (["app:not_a_scheduler"], "app:not_a_scheduler is of type int, not a Scheduler"),
         (["app:scheduler", "--queues", "mail:x"], "the weight of mail is 'x'"),
         (["app:scheduler", "--queues", "mail,mail"], "mail is named twice"),
         (["app:scheduler", "--concurrency", "0"], "worker_concurrency is 0"),

@@ -267,7 +267,7 @@ def read_query(kind: type | None, query: bytes) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem("invalid", f"parameters: {error}{_choices(kind, str(error))}") from None
+        raise Problem("invalid", f"parameters: {error}{choices(kind, str(error))}") from None
 
 
 def read_json(kind: Any, body: bytes, depth: int) -> Any:
@@ -277,15 +277,17 @@ def read_json(kind: Any, body: bytes, depth: int) -> Any:
     try:
         found = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise Problem("invalid", f"{error}{_choices(kind, str(error))}") from None
+        raise Problem("invalid", f"{error}{choices(kind, str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("malformed", str(error)) from None
     check_repeated(body, field_names(kind))
     return found
 
 
-def _choices(kind: Any, error: str) -> str:
-    """Return the allowed words, if an unknown one was given."""
+def choices(kind: Any, error: str) -> str:
+    """Return the allowed words, or the known fields, if an unknown one was given."""
+    if error.startswith("Object contains unknown field") and " - at " not in error:
+        return f"; there are {', '.join(getattr(kind, '__struct_encode_fields__', ()))}"
     named = _WRONG_WORD.search(error)
     hint = None if named is None or not isinstance(kind, type) else get_type_hints(kind).get(named[1])
     words = [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]

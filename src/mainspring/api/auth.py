@@ -157,7 +157,7 @@ def client_of(key: ApiKey, address: str) -> str:
 
 
 class Slots:
-    """What is under way by client. No client takes all places, and all together are bounded."""
+    """Bounds the requests in progress, in all and of one client, so that no client takes all places."""
 
     def __init__(self, most: int, most_of_one: int, what: str) -> None:
         self._most, self._most_of_one, self._what = most, most_of_one, what

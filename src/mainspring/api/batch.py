@@ -27,6 +27,7 @@ from .asgi import (
     check_content_type,
     check_depth,
     check_repeated,
+    choices,
     field_names,
     problem_of,
 )
@@ -267,7 +268,7 @@ def _decode(raw: bytes, depth: int) -> NewTask:
     try:
         new = _decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise Problem("invalid", str(error)) from None
+        raise Problem("invalid", f"{error}{choices(NewTask, str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("malformed", str(error)) from None
     check_repeated(raw, _NAMES)

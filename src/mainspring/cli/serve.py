@@ -316,7 +316,7 @@ def _scheduler(spec: str | None, settings: Config) -> "Scheduler":
             raise ConfigError(f"module {name!r} has no {attribute!r}; name its Scheduler, e.g. {name}:scheduler")
         found = getattr(found, part)
     if not isinstance(found, Scheduler):
-        raise ConfigError(f"{spec} is a {type(found).__name__}, not a Scheduler")
+        raise ConfigError(f"{spec} is of type {type(found).__name__}, not a Scheduler")
     found.configure(settings)
     return found
 

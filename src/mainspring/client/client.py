@@ -165,7 +165,7 @@ async def _by_few(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[
             yield some
         return
     if not isinstance(tasks, AsyncIterable):
-        raise InvalidInput(f"put_many takes an iterable of Task objects; this is a {type(tasks).__name__}")
+        raise InvalidInput(f"put_many takes an iterable of Task objects; this is of type {type(tasks).__name__}")
     some = []
     async for task in tasks:
         some.append(task)
@@ -196,7 +196,7 @@ def checked(tasks: list[Task]) -> list[Task]:
     strange = set(map(type, tasks)) - {Task}
     for kind in strange:
         if not issubclass(kind, Task):
-            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
+            raise InvalidInput(f"put_many takes Task objects; this is of type {kind.__name__}")
     return tasks
 
 
@@ -240,7 +240,9 @@ class PutOperations:
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
         if progress is not None and not callable(progress):
-            raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
+            raise InvalidInput(
+                f"progress is of type {type(progress).__name__}; give a function that takes the number stored"
+            )
         level = check_durability(durability)
         tally = PutTally(level, handles)
         try:
@@ -397,7 +399,7 @@ class ListOperations:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
         if allowed is not None and (isinstance(allowed, (str, bytes)) or not isinstance(allowed, Sequence)):
             raise InvalidInput(
-                f"allowed is a {type(allowed).__name__}; give a list of targets, or their beginnings and *"
+                f"allowed is of type {type(allowed).__name__}; give a list of targets, or their beginnings and *"
             )
         for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
             if text is not None:
@@ -786,9 +788,9 @@ class Client(
         if type(wait_s) not in (int, float) or not wait_s >= 0:
             raise InvalidInput(f"wait_s is {wait_s!r}; give a number from 0 on")
         if options is not None and not isinstance(options, LinkOptions):
-            raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
+            raise InvalidInput(f"options is of type {type(options).__name__}; give LinkOptions")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
-            raise InvalidInput(f"clock is a {type(clock).__name__}; give a ManualClock, or leave it out")
+            raise InvalidInput(f"clock is of type {type(clock).__name__}; give a ManualClock, or leave it out")
         self._wait_s = wait_s
         self._widths = Widths()
         self._timezone = timezone
@@ -973,7 +975,7 @@ class Client(
         if isinstance(ids, str):
             raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
         if not isinstance(ids, Iterable):
-            raise InvalidInput(f"cancel_many takes an iterable of ids; this is a {type(ids).__name__}")
+            raise InvalidInput(f"cancel_many takes an iterable of ids; this is of type {type(ids).__name__}")
         outcomes: list[BulkCancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +19,6 @@ from ..store.store import Store
 from .flow import Flow
 from .holds import Hold
 from .keeper import Keeper
-from .lanes import Lane
 from .partition import Partition
 from .slice import LiveSlice
 
@@ -214,50 +212,31 @@ class LookAhead:
 
     async def _free_lanes(self) -> StoreError | None:
         """Free lanes whose failed head was cancelled, given up or replaced."""
-        asked: dict[Partition, list[tuple[Lane, bytes]]] = {}
-        for partition in self._owned.values():
-            policy = partition.hold_policy
-            policy.look_at_some()
-            if partition.quiet and (heads := policy.lanes.heads_to_ask(HEADS_ASKED)):
-                asked[partition] = heads
+        asked = [
+            (partition, lane, Standing(partition.number, lane.name, idh, lane.place))
+            for partition in self._owned.values()
+            for lane, idh in partition.heads_to_ask(HEADS_ASKED)
+        ]
         if not asked:
             return None
-        wanted = {partition.number: [idh for _, idh in heads] for partition, heads in asked.items()}
-        answers, failure = await holds.head_places(self._store, wanted), None
-        moved: list[Standing] = []
-        for partition, heads in asked.items():
-            places = answers[partition.number]
-            if isinstance(places, StoreError):
-                failure = places
-                continue
-            found = list(zip(heads, places, strict=True))
-            self._free(partition, [(lane.name, idh) for (lane, idh), place in found if place is None])
-            for (lane, idh), place in found:
-                if place is not None and place != lane.place:
-                    moved.append(Standing(partition.number, lane.name, idh, place))
-        return failure or await self._free_replaced(moved)
-
-    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
-        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
         try:
-            gone = await holds.replaced_heads(self._store, heads) if heads else set()
-        except StoreError as failure:
-            return failure
-        for one in heads:
-            if (partition := self._owned.get(one.partition)) is None:
-                continue
-            lanes = partition.lanes
-            if one in gone:
-                self._free(partition, [(one.lane, one.idh)])
-            elif (lane := lanes.get(one.lane)) is not None and lane.head == one.idh:
-                lane.place = one.place  # it need not be checked again while it stays there
-        return None
-
-    def _free(self, partition: Partition, gone: Sequence[tuple[str, bytes]]) -> None:
-        if gone and partition.quiet and self._owned.get(partition.number) is partition:
-            for lane, idh in gone:
-                partition.head_is_gone(lane, idh)
-            self._loops.fire.wake()
+            places = await holds.look_at_heads(self._store, [one for _, _, one in asked])
+        except StoreError as error:
+            return error
+        failure = None
+        gone: dict[Partition, list[Standing]] = {}
+        for (partition, lane, one), place in zip(asked, places, strict=True):
+            if isinstance(place, StoreError):
+                failure = place
+            elif place is None:
+                gone.setdefault(partition, []).append(one)
+            elif lane.head == one.idh:
+                lane.place = place  # it need not be looked at again while it stays there
+        for partition, heads in gone.items():
+            if self._owned.get(partition.number) is partition:
+                partition.heads_are_gone((one.lane, one.idh) for one in heads)
+                self._loops.fire.wake()
+        return failure
 
     async def _open_ended(self) -> StoreError | None:
         """Read the slices of holds that have ended, like any other slice."""

@@ -40,7 +40,7 @@ from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
 from .flow import Flow
 from .holds import HoldPolicy, TakenMoves
-from .lanes import Lanes
+from .lanes import Lane, Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
 
@@ -83,6 +83,8 @@ class Settled(NamedTuple):
     """The receiver's response, stored before the task counts as done."""
     runs: tuple[Run, ...] = ()
     """What happened, for the history."""
+    leaving: FlightGroup | None = None
+    """Flights that leave once this is written."""
     ack: bytes = b""
     """Address under which a worker has acknowledged the task; its ack is removed."""
 
@@ -150,6 +152,8 @@ class CommitCall(NamedTuple):
     """Number of outcomes and moved tasks."""
     handed: Mapping[str, list[FlightGroup]]
     """Tasks for workers by queue, in the order of the records."""
+    leaving: list[FlightGroup]
+    """Flights that leave once this is written."""
 
 
 OwnerCall = BeginCall | CommitCall
@@ -307,7 +311,7 @@ class Partition:
         return len(self._outcomes) + sum(len(group.flights) for _, group in self._ready)
 
     @property
-    def quiet(self) -> bool:
+    def _quiet(self) -> bool:
         """True if the server knows of every retry that was placed."""
         return self.unanswered is None and not self.has_outcomes
 
@@ -414,7 +418,8 @@ class Partition:
             [one.ack for one in settled if one.ack],
         )
         size = len(settled) + sum(moves.holds.values())
-        self.unanswered = call = CommitCall(self, work, lives, moves, size, handed)
+        leaving = [one.leaving for one in settled if one.leaving is not None]
+        self.unanswered = call = CommitCall(self, work, lives, moves, size, handed, leaving)
         return call
 
     def _take_outcomes(self, most: int) -> list[Settled]:
@@ -425,6 +430,8 @@ class Partition:
         while self._outcomes and len(taken) < most and size < MOST_BYTES:
             one = self._outcomes.popleft()
             live = one.live
+            if one.leaving is not None and one.leaving.live.forgotten:
+                continue
             if live is not None and live.forgotten:
                 # The row is read again, as fired and not done: it is delivered again, and has another outcome.
                 if one.hold is not None and not one.hold[1]:
@@ -486,9 +493,10 @@ class Partition:
                 if isinstance(call, BeginCall):
                     return self._begun(call, x)
                 self.needs_listing = self.needs_listing or bool(call.work.retries)
+                return [group for group in call.leaving if not group.live.forgotten]
             case "stale":
-                handed = chain.from_iterable(call.handed.values()) if isinstance(call, CommitCall) else ()
-                for live in dict.fromkeys((*call.touched, *(group.live for group in handed))):
+                groups = (*call.handed.values(), call.leaving) if isinstance(call, CommitCall) else ()
+                for live in dict.fromkeys((*call.touched, *(group.live for group in chain.from_iterable(groups)))):
                     self.forget(live)
                 log.warning("partition %d: a slice is not the one that was read; reading again", self.number)
             case "early" | "more" if isinstance(call, BeginCall):
@@ -587,10 +595,16 @@ class Partition:
         """Let a lane wait until it is resumed by hand; return the hold slice in which its head waits first."""
         return self.hold_policy.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms).place
 
-    def head_is_gone(self, lane: str, idh: bytes) -> None:
-        """Free a lane whose failed head was cancelled, given up or replaced: the next task may leave."""
-        if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
-            self._outcomes.append(Settled(hold=hold))
+    def heads_to_ask(self, most: int) -> list[tuple[Lane, bytes]]:
+        """Check some holds; return lanes with the failed head they wait for, if the server knows of every retry."""
+        self.hold_policy.look_at_some()
+        return self.lanes.heads_to_ask(most) if self._quiet else []
+
+    def heads_are_gone(self, heads: Iterable[tuple[str, bytes]]) -> None:
+        """Free lanes whose failed head was cancelled, given up or replaced: the next task may leave."""
+        for lane, idh in heads if self._quiet else ():
+            if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
+                self._outcomes.append(Settled(hold=hold))
 
     def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
         """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""

@@ -37,7 +37,7 @@ def check_name(value: object, field: str, most_bytes: int = MAX_NAME_BYTES) -> s
     if type(value) is not str:
         value = plain(value)
     if not isinstance(value, str):
-        raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
+        raise InvalidInput(f"{field} is of type {type(value).__name__}; give a text")
     if not value:
         without = "leave it out or " if field in ("id", "lane") else ""
         raise InvalidInput(f"{field} is empty; {without}give 1 to {most_bytes} bytes")

@@ -140,7 +140,7 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
             yield signal(f"lane:{record.lane}", "disabled", bad=False)
     elif end == "parked" and record.lane is not None:
         yield signal(f"lane:{record.lane}", "disabled", bad=True)
-    elif schedule is None and end in ("dead", "expired"):
+    elif schedule is None and end in ("dead", "timeout", "expired") and record.next_ms is None:
         yield signal(subject, "dead", bad=True)
     if schedule is not None and end in FAILED_ENDS:
         yield signal(subject, "missed" if end == "missed" else "failed", bad=True)

@@ -296,7 +296,9 @@ def retry_line(retry: RetryPolicy | str) -> str:
     if isinstance(retry, str):
         return policy_text(parse_policy(retry))
     if not isinstance(retry, RetryPolicy):
-        raise InvalidInput(f"retry is a {type(retry).__name__}; give a RetryPolicy or a line such as '5 base=200ms'")
+        raise InvalidInput(
+            f"retry is of type {type(retry).__name__}; give a RetryPolicy or a line such as '5 base=200ms'"
+        )
     return policy_text(retry)
 
 

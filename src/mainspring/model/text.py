@@ -26,7 +26,7 @@ def check_text(value: object, field: str) -> str:
     """Return a cleaned text; refuse anything that is not a text."""
     value = plain(value)
     if not isinstance(value, str):
-        raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
+        raise InvalidInput(f"{field} is of type {type(value).__name__}; give a text")
     return clean(value)
 
 

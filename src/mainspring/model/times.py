@@ -40,7 +40,7 @@ def delay_ms(delay: Delay, *, field: str = "after") -> int:
     elif isinstance(delay, str):
         ms = _text_ms(delay.strip(), field)
     else:
-        raise InvalidInput(f"{field} is a {type(delay).__name__}; give a timedelta or a text such as '30m'")
+        raise InvalidInput(f"{field} is of type {type(delay).__name__}; give a timedelta or a text such as '30m'")
     if ms < 0:
         raise InvalidInput(f"{field} is negative ({delay}); a delay counts forward from now")
     if ms > HORIZON_MS:
@@ -141,7 +141,7 @@ def instant_ms(when: When, *, field: str = "at") -> int:
             raise InvalidInput(
                 f"{field}: {_cut(when)!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z"
             ) from None
-    raise InvalidInput(f"{field} is a {type(when).__name__}; give an aware datetime or epoch milliseconds")
+    raise InvalidInput(f"{field} is of type {type(when).__name__}; give an aware datetime or epoch milliseconds")
 
 
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")

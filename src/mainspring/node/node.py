@@ -43,7 +43,7 @@ from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
-from .notifier import WATCHDOG, NoticeOptions, Notifier
+from .notifier import WATCHDOG, Forwarder, NoticeOptions, Notifier
 from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
@@ -375,6 +375,8 @@ class Node:
         if told:
             notifier = Notifier(engine.store, engine.owned, told, engine.flow, lambda: seat.membership.leads)
             engine.loops.notify.start(notifier.step)
+        if self.config.history_target is not None:
+            engine.loops.forward.start(Forwarder(engine.store, engine.owned, self.config.history_target).step)
 
     async def _probe_server(self) -> float:
         """Ping the server: without an engine no other call would correct the clock, or notice an outage."""

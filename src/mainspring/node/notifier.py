@@ -28,12 +28,14 @@ from ..model.notice import (
     notice_tasks,
     signals_of,
 )
+from ..model.run import KeptRun
 from ..model.task import Task
 from ..model.workers import served_queues
 from ..store.lanes import read_pauses
 from ..store.members import live_workers
 from ..store.notices import AskedRuns, Notes, Notices, RecordedRuns, in_order
 from ..store.queue_state import depths
+from ..store.runs import RunRef, is_run_id, read_forwarded, write_forwarded
 from ..store.store import Store
 
 log = logging.getLogger("mainspring.notices")
@@ -213,7 +215,8 @@ class Notifier:
         if self._options.watchdog and not now_ms < self._call_at_ms <= now_ms + WATCHDOG_EVERY_MS:
             minute = now_ms // WATCHDOG_EVERY_MS
             call = Task(f"target:{WATCHDOG}", id=f"watchdog/{minute}", expires="1m", retries=0)
-            await self._notices.put([call])
+            # A caller may have put a task with this id, so that no call is made.
+            await self._notices.put([call], "replace")
             self._call_at_ms = (minute + 1) * WATCHDOG_EVERY_MS
         if now_ms < self._look_at_ms <= now_ms + LOOK_EVERY_MS:
             return
@@ -257,3 +260,47 @@ class Notifier:
             for queue, oldest_ms in waiting.items()
             if queue not in served
         ]
+
+
+# -- the history elsewhere ---------------------------------------------------------------------------------------------
+
+
+class Forwarder:
+    """Puts every record of the history as a task for `target`, with the id of the run: at least once, as the cursor of
+    a partition follows when the tasks are stored."""
+
+    def __init__(self, store: Store, owned: Mapping[int, Partition], target: str) -> None:
+        self._store, self._owned, self._target = store, owned, target
+        self._notices = Notices(store)
+        self._cursors: dict[int, tuple[bytes, bytes]] = {}
+        """The token under which a partition was read, and how far its history has been forwarded."""
+
+    async def step(self) -> float:
+        asked: list[AskedRuns] = []
+        for number, partition in list(self._owned.items()):
+            known = self._cursors.get(number)
+            if known is None or known[0] != partition.token:
+                known = self._cursors[number] = partition.token, await read_forwarded(self._store, number)
+            asked.append(AskedRuns(number, known[1], True))
+        more, failure = False, None
+        for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
+            if isinstance(found, StoreError):
+                failure = found  # the partitions of other servers go on
+            elif found:
+                more = True
+                await self._forward(one.partition, found)
+        if failure is not None:
+            raise failure
+        return 0.0 if more else EVERY_S
+
+    async def _forward(self, number: int, found: Sequence[RecordedRuns]) -> None:
+        token, _ = self._cursors.pop(number)
+        partitions = len(self._store.keys)
+        runs = [
+            KeptRun(run_id, RunRef.parse(run_id, partitions).ms, record)
+            for run_id, record in in_order(found)
+            if not (record.target == self._target and is_run_id(record.task_id, partitions))  # a record on its way
+        ]
+        await self._notices.put([Task(self._target, run.as_dict(), id=run.id) for run in runs])
+        await write_forwarded(self._store, number, found[-1].cursor)
+        self._cursors[number] = token, found[-1].cursor

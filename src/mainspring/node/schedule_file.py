@@ -93,7 +93,7 @@ def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: s
     found = []
     for name, fields in tables.items():
         if not isinstance(fields, Mapping):
-            raise InvalidInput(f"{where}: schedules.{name} is a {type(fields).__name__}; write a table of fields")
+            raise InvalidInput(f"{where}: schedules.{name} is of type {type(fields).__name__}; write a table of fields")
         try:
             found.append(define(name, **{"source": source, "timezone": timezone, **defaults, **fields}))
         except InvalidInput as error:

@@ -122,7 +122,7 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, (str, int, float)):
-        raise InvalidInput(f"[kafka] {name} is a {type(value).__name__}; give a text, a number or true/false")
+        raise InvalidInput(f"[kafka] {name} is of type {type(value).__name__}; give a text, a number or true/false")
     return str(value)
 
 

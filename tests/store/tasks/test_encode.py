@@ -316,7 +316,7 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
         (Task("log:", at=True), "bool"),
         (Task("log:", timeout="soon"), "timeout: 'soon' is not a delay"),
         (Task("log:", timeout="0s"), "timeout is '0s'; leave it out"),
-        (Task("log:", timeout=5), "timeout is a int"),  # type: ignore[arg-type]
+        (Task("log:", timeout=5), "timeout is of type int"),  # type: ignore[arg-type]
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -104,12 +104,12 @@ def _plain(name: str, field: str, value: Any) -> Any:
     if (value is None and may_be_none) or (isinstance(value, kind) and not isinstance(value, bool)):
         return plain(value)
     wanted = "a whole number" if kind is int else "a string"
-    raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
+    raise InvalidInput(f"schedule {name!r}: {field} is of type {type(value).__name__}; give {wanted}")
 
 
 def _flag(name: str, field: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give true or false")
+        raise InvalidInput(f"schedule {name!r}: {field} is of type {type(value).__name__}; give true or false")
     return value
 
 
@@ -139,7 +139,9 @@ def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidInput(f"schedule {name!r}: {field} is a {type(text).__name__}; give a string, or several")
+            raise InvalidInput(
+                f"schedule {name!r}: {field} is of type {type(text).__name__}; give a string, or several"
+            )
     return texts
 
 

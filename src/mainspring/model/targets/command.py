@@ -31,8 +31,8 @@ class Command:
     timeout_ms: int = 3_600_000
     kill_after_ms: int = 5_000
     """Time between the request to end (SIGTERM) and the kill (SIGKILL)."""
-    output_bytes: int = 4_096
-    """Bytes to keep of standard output and of standard error each, from the end."""
+    output_bytes: int = 32_768
+    """Bytes to keep of standard output and of standard error each: half from the beginning, half from the end."""
     queue: str = COMMANDS
     arguments: bool = False
     """A task may add arguments: payload `{"args": [...]}`."""

@@ -93,7 +93,7 @@ def known_scheme(text: str) -> bool:
 def check_target(target: object) -> str:
     """Return the target's scheme, or refuse it with the reason."""
     if not isinstance(target, str):
-        raise InvalidInput(f"target is a {type(target).__name__}; give a string such as 'kafka:ticks'")
+        raise InvalidInput(f"target is of type {type(target).__name__}; give a string such as 'kafka:ticks'")
     return _scheme_of(target if type(target) is str else plain(target))
 
 

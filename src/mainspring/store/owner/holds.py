@@ -96,7 +96,7 @@ async def forget_records(
 
 
 class Standing(NamedTuple):
-    """The failed head of a lane, and its address in the index."""
+    """The failed head of a lane, and its address in the index as far as it is known."""
 
     partition: int
     lane: str
@@ -111,34 +111,39 @@ def waits_for(lane: str, found: Found) -> bool:
     return found.state in ("pending", "fired") and (body is None or (body.lane == lane and body.is_retry))
 
 
-async def head_places(
-    store: Store, wanted: Mapping[int, Sequence[bytes]]
-) -> dict[int, Sequence[bytes | None] | StoreError]:
-    """Return the addresses of these heads in each partition; None for a head without one: every retry registers its
-    place, and a cancel removes it."""
-    groups: list[Group] = []
-    for p, idhs in wanted.items():
-        keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HMGET", keys.ids, *idhs)]))
-    return {
-        p: result if isinstance(result, StoreError) else result[0]
-        for p, result in zip(wanted, await store.run(groups), strict=True)
-    }
+async def look_at_heads(store: Store, heads: Sequence[Standing]) -> list[bytes | StoreError | None]:
+    """Return the addresses of these heads; None for a head that its lane has to wait for no longer.
 
-
-async def replaced_heads(store: Store, heads: Sequence[Standing]) -> set[Standing]:
-    """Return the heads whose place no longer holds a task that their lanes would have to wait for."""
-    found = await look_at(store, [(Address.unpack(one.partition, one.place), one.idh) for one in heads])
-    over = [one for one, what in zip(heads, found, strict=True) if not waits_for(one.lane, what)]
+    A head without an address was cancelled or given up: every retry registers its place. At another place than the
+    known one, another task may have its id.
+    """
+    places = await _places(store, heads)
+    moved = [
+        (at, one._replace(place=place))
+        for at, (one, place) in enumerate(zip(heads, places, strict=True))
+        if isinstance(place, bytes) and place != one.place
+    ]
+    if not moved:
+        return places
+    found = await look_at(store, [(Address.unpack(one.partition, one.place), one.idh) for _, one in moved])
+    over = [item for item, what in zip(moved, found, strict=True) if not waits_for(item[1].lane, what)]
     # Ask after the look: a head that was retried and failed meanwhile is elsewhere, so its old place shows nothing.
-    by_partition: dict[int, list[Standing]] = {}
-    for one in over:
-        by_partition.setdefault(one.partition, []).append(one)
-    answers = await head_places(store, {p: [one.idh for one in some] for p, some in by_partition.items()})
-    still: set[Standing] = set()
+    for (at, one), place in zip(over, await _places(store, [one for _, one in over]), strict=True):
+        if place == one.place:
+            places[at] = None
+    return places
+
+
+async def _places(store: Store, heads: Sequence[Standing]) -> list[bytes | StoreError | None]:
+    by_partition: dict[int, list[int]] = {}
+    for at, one in enumerate(heads):
+        by_partition.setdefault(one.partition, []).append(at)
+    groups: list[Group] = []
     for p, some in by_partition.items():
-        now = answers[p]
-        if isinstance(now, StoreError):
-            raise now
-        still.update(one for one, place in zip(some, now, strict=True) if place == one.place)
-    return still
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.ids, *(heads[at].idh for at in some))]))
+    places: list[bytes | StoreError | None] = [None] * len(heads)
+    for some, result in zip(by_partition.values(), await store.run(groups), strict=True):
+        for number, at in enumerate(some):
+            places[at] = result if isinstance(result, StoreError) else result[0][number]
+    return places

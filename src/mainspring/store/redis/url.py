@@ -336,6 +336,6 @@ def provider_of(named: CredentialProvider | str | None) -> CredentialProvider | 
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"credentials is {named!r}, which cannot be loaded: {error}") from None
     if not callable(found):
-        raise ConfigError(f"credentials is {named!r}, which is a {type(found).__name__}, not a function")
+        raise ConfigError(f"credentials is {named!r}, which is of type {type(found).__name__}, not a function")
     provider: CredentialProvider = found
     return provider
