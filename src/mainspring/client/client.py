@@ -803,7 +803,9 @@ class Client(
         """Recurring work: add, edit, pause, trigger, backfill, …"""
         from .schedules import Schedules  # slow to load, and many programs have no schedules
 
-        return Schedules(lambda: self.store, self._timezone, self._asked_by)
+        made = Schedules(lambda: self.store, self._timezone)
+        made._result = self.result  # handles of triggered runs ask it
+        return made
 
     @cached_property
     def dead(self) -> DeadLetters:
