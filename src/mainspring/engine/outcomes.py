@@ -281,7 +281,7 @@ class Outcomes:
             self.meters.retried[_kind(flight)] += 1
             body = _failed_once_more(flight, verdict.reason)
             skips = body.lane is not None and self._lanes.of(body.target).on_failure == "skip"
-        due_ms = now_ms + in_time_ms(verdict.wait_ms, body.expires_ms, now_ms)
+        due_ms = int(now_ms + in_time_ms(verdict.wait_ms, body.expires_ms, now_ms))  # a sink's time may be no number
         place = Slice.at(due_ms, SECOND_MS)
         body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         # Flag the retry of a schedule's run too: the run ends when its last attempt does.
