@@ -34,6 +34,8 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
     assert report.failures == []
     assert report.recurring >= 50 * (report.seconds - 1), "50 schedules, a run a second each"
     assert report.drained_s is not None
+    assert (report.untold, report.told_twice) == (0, 0)
+    assert report.records >= report.deliveries - report.unpromised - report.duplicates
     assert (report.recurring > 0, report.missing) == (True, 0), "every planned time of every schedule has its run"
     if "partition" in report.faults and refused() is None:
         assert report.partitions == "by the kernel"
@@ -99,3 +101,15 @@ def test_a_bug_between_nodes_and_workers_does_not_get_through(tmp_path: Path, mo
     monkeypatch.setattr(chaos_run, "_PATIENCE_S", 1.0)  # what is counted twice never ends
     report = run(WORKING, SEED, tmp_path, bugs=("hand-off-without-done-bits",))
     assert "repeated" in report.violations, report.failures
+
+
+IN_THE_HISTORY = {"run-not-kept": "untold", "run-kept-again-by-a-repeated-commit": "told_twice"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bug", IN_THE_HISTORY)
+def test_a_bug_in_the_history_does_not_get_through(bug: str, tmp_path: Path) -> None:
+    report = run(SMALL, SEED, tmp_path, bugs=(bug,))
+    assert getattr(report, IN_THE_HISTORY[bug]) > 0, report.failures
+    assert any("the history" in one for one in report.failures)

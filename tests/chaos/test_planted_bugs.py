@@ -44,6 +44,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "commit-marks-what-it-leaves": ("more-failures-than-a-commit-takes", "lost"),
     "outcome-of-a-forgotten-slice-written": ("slice-is-read-again-with-a-failure-unwritten", "books"),
     "run-kept-again-by-a-repeated-commit": ("reply-to-a-commit-is-lost", "books"),
+    "run-not-kept": ("failures", "books"),
     "failed-commit-at-a-stop-swallowed": ("commit-fails-at-a-stop", "repeated"),
     "done-without-dead-letter": ("failures", "lost"),
     "done-bits-not-written": ("clean-hand-over", "repeated"),
@@ -70,6 +71,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "one-answer-for-all-partitions-of-a-tick": ("tick-of-which-one-partition-is-fenced", "fenced"),
     "fenced-partition-keeps-the-others-back": ("tick-of-which-one-partition-is-fenced", "late"),
     "takeover-forgets-what-was-fired": ("crash-in-a-delivery", "late"),
+    "lost-run-not-kept": ("stalled-owner-commits", "books"),
     "takeover-forgets-what-is-done": ("clean-hand-over", "repeated"),
     "takeover-forgets-held-lanes": ("lane-hand-over", "lane"),
     # put

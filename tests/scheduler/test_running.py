@@ -196,6 +196,10 @@ def test_a_schedule_in_the_store_is_edited_while_it_runs_and_the_edit_counts_at_
         assert (after.spec, after.generation, after.paused) == ("* * * * * *", 2, False)
         assert after.last_runs[0].outcome == "done"
         assert after.last_runs[0].duration is not None
+        wait_for(lambda: len(after.runs()) >= 1, "a record of the run")
+        [*_, first] = after.runs()
+        assert (first.record.schedule, first.record.end, first.record.attempt) == ("yearly", "done", 1)
+        assert len(after.runs(limit=1)) == 1
         assert len(after.next_runs) == 3
         scheduler.sync_client().schedules.pause("yearly")
         assert scheduler.entry("yearly").paused

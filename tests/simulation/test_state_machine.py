@@ -31,7 +31,7 @@ from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
-from mainspring.model.errors import Conflict, StoreError, Unavailable
+from mainspring.model.errors import Conflict, NotFound, StoreError, Unavailable
 from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict, Task
@@ -327,7 +327,7 @@ class Timeline(RuleBasedStateMachine):
         self.road.expect(fault)
         try:
             moved = self.run(self.client.reschedule(handle, at=due_ms))
-        except Conflict:
+        except (Conflict, NotFound):
             assert target.state != "pending" or self.road.failed, f"not moved: {target}"
             return
         except StoreError:

@@ -110,7 +110,8 @@ async def test_the_answer_to_a_call_that_succeeded_is_kept_with_the_run(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks={"http": sink})
-    answers = iter([Answer(503, {}, b"busy"), Answer(201, {"X-Order": "42"}, b"stored \x1b[2J")])
+    headers = {"X-Order": "42", "Set-Cookie": "key=1", "X-Auth-Token": "2"}
+    answers = iter([Answer(503, {}, b"busy"), Answer(201, headers, b"stored \x1b[2J")])
     with receiving(lambda _: next(answers)) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s", id="order/42")
         assert await ticker.client.find_result("order/42") is None
@@ -122,6 +123,7 @@ async def test_the_answer_to_a_call_that_succeeded_is_kept_with_the_run(
     answer = result.response
     assert answer is not None
     assert (answer.status, answer.body, dict(answer.headers)["X-Order"]) == (201, b"stored \x1b[2J", "42")
+    assert (dict(answer.headers)["Set-Cookie"], dict(answer.headers)["X-Auth-Token"]) == ("***", "***")
     assert result.ended_ms - result.started_ms == answer.duration_ms
     assert await ticker.client.result("order/42") == answer
     assert Result.from_dict(msgspec.json.decode(msgspec.json.encode(result.as_dict()))) == result

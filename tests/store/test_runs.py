@@ -192,7 +192,9 @@ async def taken(ticker: Ticker, worker: HandWorker, count: int, **options: Any) 
 
 
 def end_of(job: Job, store: Store, outcome: Any = DONE, end: Any = "done") -> End:
-    return End(job, outcome, runs=(Run(record(store, end=end, idh=job.idh, target=TARGET, queue="mail")),))
+    next_ms = store.clock.now_ms() if end == "retry" else None
+    one = record(store, end=end, idh=job.idh, target=TARGET, queue="mail", next_ms=next_ms)
+    return End(job, outcome, runs=(Run(one),))
 
 
 async def test_the_run_of_a_job_is_kept_with_its_end(ticker: Ticker, worker: HandWorker, store: Store) -> None:
@@ -335,7 +337,13 @@ async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     last = record(store, idh=reference.idh, id="order-1", attempt=3)
     await recorder.write(last, partition=reference.home)
     info = await client.get("order-1")
-    assert (info.state, info.attempt, info.errors, info.worker) == ("done", 3, (), "node-1")
+    assert (info.state, info.attempt, info.errors, info.worker, info.since_ms) == (
+        "done",
+        3,
+        (),
+        "node-1",
+        last.ended_ms,
+    )
     await client.put("log:", id="order-1", after="1h")
     assert (await client.get("order-1")).state == "pending"
 

@@ -4,7 +4,7 @@
     record(engine, history.events.append, node="a")      # wrote, begun, finished: as servers and targets answer
     …
     await caller.look_back()
-    assert check(history) + await books(store) + await runs_told_twice(store) == []
+    assert check(history) + await books(store) + await runs_amiss(store, history) == []
 
 The engine is the real one; `record` stands between it and its store and sinks and changes nothing. A write is told when
 a server has confirmed it, a delivery when its target has answered, with the moment the server took its begin. That time
@@ -13,8 +13,8 @@ time from somewhere else would hide behind it.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from mainspring.client.client import Client
 from mainspring.engine.dispatcher import Dispatcher
@@ -24,6 +24,7 @@ from mainspring.engine.partition import BeginCall, CommitCall, OwnerCall
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
+from mainspring.model.ids import idempotency_key
 from mainspring.model.run import RunFilter, RunRecord
 from mainspring.model.task import BulkCancelOutcome, Handle
 from mainspring.sinks.base import Sink
@@ -34,7 +35,17 @@ from mainspring.store.redis.sender import Group, Replies
 from mainspring.store.runs import list_runs
 from mainspring.store.store import Store
 from mainspring.testing.balance import partition_balance, uneven
-from mainspring.testing.history import BegunEvent, Event, FinishedAs, FinishedEvent, History, Violation, WroteEvent
+from mainspring.testing.history import (
+    AcceptedEvent,
+    BegunEvent,
+    Event,
+    FaultEvent,
+    FinishedAs,
+    FinishedEvent,
+    History,
+    Violation,
+    WroteEvent,
+)
 
 Tell = Callable[[Event], None]
 Deliver = Callable[[Sink, Sequence[Delivery]], Awaitable[Sequence[Outcome]]]
@@ -254,18 +265,78 @@ async def books(store: Store) -> list[Violation]:
     return found
 
 
-async def runs_told_twice(store: Store) -> list[Violation]:
-    """Runs that the history has more than once. A record has its times and its attempt: no two runs share one."""
-    seen: Counter[RunRecord] = Counter()
+async def all_runs(store: Store) -> list[RunRecord]:
+    """The whole history of runs, newest first."""
+    found: list[RunRecord] = []
     cursor = None
     while True:
         page = await list_runs(store, RunFilter(), cursor, 1_000)
-        seen.update(run.record for run in page.runs)
+        found += [run.record for run in page.runs]
         if (cursor := page.next) is None:
-            break
-    at_us = store.clock.now_ms() * 1000
-    twice = [(record, count) for record, count in seen.items() if count > 1]
-    return [
-        Violation("books", one.task_id, at_us, f"the history has attempt {one.attempt} {count} times")
-        for one, count in twice
-    ]
+            return found
+
+
+class RunsCompared(NamedTuple):
+    """The history of runs beside the list of who was called."""
+
+    records: int
+    missing: list[str]
+    doubled: list[str]
+    lost: int
+    """Records of attempts that ended with their node or worker."""
+    unseen: int
+    """Of these, how many had not reached their target."""
+
+
+Attempt = tuple[str, int]
+"""The idempotency key of a task, and the number of the attempt."""
+
+
+def compare_runs(
+    namespace: str, records: Iterable[RunRecord], events: Sequence[Event], unrecorded: Iterable[Attempt] = ()
+) -> RunsCompared:
+    """Compare the history with what targets saw: an attempt ends at most once, and has as many records as it was begun
+    times; all but the last are `lost`. What ended was begun. `unrecorded` ended without a record."""
+    begun: Counter[Attempt] = Counter((one.key, one.attempt) for one in events if isinstance(one, BegunEvent))
+    at_us = {(one.key, one.attempt): one.at_us for one in events if isinstance(one, FinishedEvent)}
+    # Two tasks, for all that the servers know.
+    copies = {one.key for one in events if isinstance(one, AcceptedEvent) and one.twice}
+    # A server that was promoted may have had neither the record nor the attempt before it.
+    forgotten = [one for one in events if isinstance(one, FaultEvent) and one.loses]
+    ended: Counter[Attempt] = Counter()
+    lost: Counter[Attempt] = Counter()
+    for one in records:
+        key = idempotency_key(namespace, one.task_id, one.due_ms, one.lane)
+        if one.end == "lost":
+            lost[key, one.attempt] += 1
+        elif one.began_ms:  # its target saw it
+            ended[key, one.attempt] += 1
+    for attempt in begun.keys() & set(unrecorded):
+        ended[attempt] = max(1, ended[attempt])
+    missing, doubled = [], []
+    for attempt in begun.keys() | ended.keys():
+        if any(one.at_us - _UNWRITTEN_US <= at_us.get(attempt, 0) <= one.until_us for one in forgotten):
+            continue
+        said = (
+            f"{attempt[0]}, attempt {attempt[1]}: begun {begun[attempt]}, ended {ended[attempt]}, lost {lost[attempt]}"
+        )
+        if ended[attempt] + lost[attempt] < begun[attempt]:
+            missing.append(said)
+        if begun[attempt] == 0 or (ended[attempt] > 1 and attempt[0] not in copies):
+            doubled.append(said)
+    unseen = sum(max(0, count + ended[attempt] - begun[attempt]) for attempt, count in lost.items())
+    return RunsCompared(ended.total() + lost.total(), sorted(missing), sorted(doubled), lost.total(), unseen)
+
+
+_UNWRITTEN_US: Final = 2_000_000
+"""Time within which an answer is committed, far from tight."""
+
+
+async def runs_amiss(store: Store, history: History) -> list[Violation]:
+    """Runs that the history lacks, or has more often than they took place. Of deliveries to the log, only failures are
+    recorded; workers by hand record nothing."""
+    events = [one for one in history.events if not isinstance(one, BegunEvent) or one.token]
+    done = {(one.key, one.attempt) for one in events if isinstance(one, FinishedEvent) and one.ending == "done"}
+    found, at_us = compare_runs(history.namespace, await all_runs(store), events, done), store.clock.now_ms() * 1000
+    missing = [Violation("books", one, at_us, "the history lacks a run") for one in found.missing]
+    return missing + [Violation("books", one, at_us, "the history has a run twice") for one in found.doubled]

@@ -152,12 +152,12 @@ async def test_a_running_command_can_be_cancelled(place: Place, tmp_path: Path) 
     await place.settled()
 
 
-async def test_the_end_of_long_output_is_kept_and_the_rest_is_counted(place: Place) -> None:
-    loud = "import sys; sys.stdout.write('x' * 3_000_000 + 'end'); sys.stderr.write('y' * 100_000)"
+async def test_both_ends_of_long_output_are_kept_and_the_rest_is_counted(place: Place) -> None:
+    loud = "import sys; sys.stdout.write('begin' + 'x' * 3_000_000 + 'end'); sys.stderr.write('y' * 100_000)"
     await place.worker(command("loud", sys.executable, "-c", loud, output_bytes=10))
     output = await (await place.client.put("command:loud")).result(timeout=60)
-    assert (output.stdout, output.stdout_bytes) == (b"xxxxxxxend", 3_000_003)
-    assert (output.stderr, output.stderr_bytes) == (b"y" * 10, 100_000)
+    assert (output.stdout, output.stdout_bytes) == (b"begin\n[2999998 bytes left out]\nxxend", 3_000_008)
+    assert (output.stderr, output.stderr_bytes) == (b"yyyyy\n[99990 bytes left out]\nyyyyy", 100_000)
 
 
 async def test_a_command_that_cannot_be_started_says_why(place: Place, tmp_path: Path) -> None:

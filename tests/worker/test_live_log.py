@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mainspring.client.runs import RunLog
+from mainspring.model.job import Job
 from mainspring.model.targets.command import read_command
+from mainspring.store.job_queue import take
 from mainspring.store.runs import publish_logs
 from mainspring.store.tasks.find import Reference
 from mainspring.testing.servers import standalone
@@ -27,9 +29,9 @@ async def place() -> AsyncIterator[Place]:
             yield made
 
 
-async def followed(place: Place, task_id: str, text: str) -> RunLog:
+async def followed(place: Place, task_id: str, text: str, after: str = "0") -> RunLog:
     """Wait until the log of a job says this."""
-    seen = RunLog("", "0", False)
+    seen = RunLog("", after, False)
 
     async def says_it() -> bool:
         nonlocal seen
@@ -115,3 +117,55 @@ async def test_a_long_log_is_read_in_portions_and_bounded(place: Place) -> None:
         text += log.text
     assert 2_000_000 < len(text) < 5_000_000, "most of it fits, and what does not is the beginning"
     assert "".join(parts).endswith(text)
+
+
+async def test_a_log_is_followed_through_the_death_of_its_worker_to_the_end_of_the_next_run(place: Place) -> None:
+    goes_on = asyncio.Event()
+
+    async def work() -> None:
+        current().log("run 2 begins")
+        await goes_on.wait()
+        current().log("it is done")
+
+    handle = await place.client.put(TARGET, id="job-1")
+    jobs: list[Job] = []
+    while not jobs:
+        jobs = await take(place.store, "dead", {keys.number: {"mail": 1} for keys in place.store.keys.partitions})
+    await publish_logs(place.store, [(jobs[0].partition, jobs[0].idh, "run 1 begins\n")])
+    seen = await followed(place, handle.id, "run 1")
+    assert not seen.over
+    await place.worker(Handler(work, queue="mail", name="work"), lease_s=0.5)
+    again = await followed(place, handle.id, "run 2", seen.next)
+    assert (again.text, again.over) == ("run 2 begins\n", False)
+    goes_on.set()
+    await place.settled()
+    rest = await followed(place, handle.id, "it is done", again.next)
+    assert rest.text == "it is done\n"
+    ends = [run.record.end for run in (await place.client.runs(id="job-1")).runs]
+    assert ends == ["done", "lost"]
+
+
+async def test_many_follow_a_log_and_each_reads_all_of_it(place: Place) -> None:
+    goes_on = asyncio.Event()
+
+    async def work() -> None:
+        for number in range(3):
+            current().log(f"line {number}")
+        await goes_on.wait()
+
+    await place.worker(Handler(work, queue="mail", name="work"))
+    handle = await place.client.put(TARGET, id="job-1")
+
+    async def follow() -> str:
+        text, cursor = "", None
+        while True:
+            part = await place.client.run_log(handle.id, cursor=cursor)
+            text, cursor = text + part.text, part.next
+            if part.over:
+                return text
+            await asyncio.sleep(0)
+
+    followers = [asyncio.create_task(follow()) for _ in range(30)]
+    await followed(place, handle.id, "line 2")
+    goes_on.set()
+    assert set(await asyncio.gather(*followers)) == {"line 0\nline 1\nline 2\n"}

@@ -11,6 +11,7 @@ import msgspec
 
 from ..client.client import Client
 from ..engine.engine import Engine, EngineOptions
+from ..model.run import HistoryRules
 from ..model.task import Handle, Task
 from ..sinks.base import Sink
 from ..store.redis.sender import Group
@@ -99,8 +100,17 @@ STALL_S: Final = 20.0
 _POLL_S: Final = 0.02
 
 
+DEFAULT_HISTORY: Final = HistoryRules()
+
+
 async def drain(
-    where: ServerChoice, target: str, payload: Any, count: int, sinks: Mapping[str, Sink], progress: BenchProgress
+    where: ServerChoice,
+    target: str,
+    payload: Any,
+    count: int,
+    sinks: Mapping[str, Sink],
+    progress: BenchProgress,
+    history: HistoryRules = DEFAULT_HISTORY,
 ) -> tuple[float, int]:
     """Put tasks, wait until all are due, then start an engine on them.
 
@@ -113,7 +123,7 @@ async def drain(
             await Client.over(store).put_many(Task(target, payload, load.due_ms(number)) for number in range(count))
             await place.time.until(load.last_due_ms)
             await place.time.stop()
-            engine = Engine(store, sinks, EngineOptions(node="bench"))
+            engine = Engine(store, sinks, EngineOptions(node="bench", history=history))
             began = time.perf_counter()
             await engine.start()
             try:

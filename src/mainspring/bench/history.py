@@ -1,27 +1,36 @@
 """`bench history`: what the history of runs takes, and how soon a run is found in it."""
 
+import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from statistics import quantiles
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from statistics import median, quantiles
 from typing import Final
 
 import msgspec
 
 from ..client.client import Client
 from ..model.ids import idh_of, occurrence_id
-from ..model.run import Run, RunEnd, RunRecord
+from ..model.run import HistoryRules, Run, RunEnd, RunRecord
 from ..model.shared_settings import HISTORY_BYTES, SharedSettings
 from ..store.owner import fire, leases
 from ..store.runs import history_state
 from ..store.store import Store
-from .environment import BenchEnvironment, ServerChoice, open_environment
+from ..testing.kafka import missing_kafka
+from ..worker.handler import Handler, Registry
+from ..worker.worker import WorkerOptions, working
+from .cycle import DEFAULT_HISTORY, until_done
+from .environment import BenchEnvironment, ServerChoice, counterpart, open_environment
+from .fleet import fleet
 from .lifecycle import BenchProgress
+from .sinks import MORE, PUT_US, QUEUE, bench_broker, put_jobs, through_kafka, through_webhooks
 
 BATCH: Final = 500
 """Runs of a commit, as an owner under load has them."""
 _LEASE_MS: Final = 3_600_000
+LEASE_S: Final = 60.0
+"""Long: a loaded machine must not cost the leases of what is measured."""
 _READS: Final = 200
 _SCHEDULES: Final = 1_000
 _BUDGET_BYTES: Final = 16 << 20
@@ -44,6 +53,11 @@ class HistoryFigures(msgspec.Struct, frozen=True):
     """The newest 1,000 failures, one in a hundred runs."""
     budget_used: float
     """Memory taken for each byte that a full budget counts."""
+    fire_ratio_with_history: dict[str, float]
+    """Rate of webhooks, workers and Kafka (if a broker can be started) with the history, by that without: the median of
+    the rounds, which take turns."""
+    cpu_ratio_with_history: dict[str, float]
+    """The same for tasks by CPU second of this process, puts included: other load on the machine changes it less."""
 
     @property
     def sound(self) -> bool:
@@ -98,8 +112,9 @@ class _Owner:
             yield Run(RunRecord(idh, *fields, reason, code, id=task_id, planned_ms=None if task_id is None else due_ms))
 
 
-async def history(where: ServerChoice, runs: int, progress: BenchProgress) -> HistoryFigures:
-    """Write `runs` runs and read some of them; then fill a small budget twice, and write runs one by one."""
+async def history(where: ServerChoice, runs: int, tasks: int, rounds: int, progress: BenchProgress) -> HistoryFigures:
+    """Write `runs` runs and read some of them; then fill a small budget twice, and write runs one by one; then fire
+    `tasks` tasks of each kind with and without the history."""
     async with open_environment(where) as place:
         owner = await _Owner.open(place, place.namespace, _ROOM_BYTES)
         try:
@@ -122,6 +137,7 @@ async def history(where: ServerChoice, runs: int, progress: BenchProgress) -> Hi
         runs, round(runs / used.at_s), round(used.server_us / runs, 2),
         round(used.memory / runs, 1), round(lone_bytes, 1),
         round(percentiles[49], 2), round(percentiles[98], 2), round(failures, 1), round(budget_used, 3),
+        *await _fire_ratios(where, tasks, rounds, progress),
     )  # fmt: skip
 
 
@@ -156,3 +172,69 @@ async def _filled(place: BenchEnvironment, progress: BenchProgress) -> float:
         return (await place.read()).since(before).memory / (await history_state(owner.store)).bytes
     finally:
         await owner.store.aclose()
+
+
+_OFF: Final = HistoryRules({"http:": "off", "kafka:": "off", "queue:": "off"})
+
+_Rate = Callable[[HistoryRules], Awaitable[float]]
+
+
+async def _fire_ratios(
+    where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress
+) -> tuple[dict[str, float], dict[str, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    async with counterpart("mainspring.bench.bare_servers", "receiver") as receiver:
+
+        async def webhooks(rules: HistoryRules) -> float:
+            return (await through_webhooks(where, f"{receiver}/hook", tasks, progress, rules))[0]
+
+        found["webhooks"] = await _ratio(webhooks, rounds)
+    found["workers"] = await _ratio(lambda rules: _worked(where, tasks, progress, rules), rounds)
+    if missing_kafka() is None:
+        async with bench_broker() as options:
+
+            async def kafka(rules: HistoryRules) -> float:
+                return (await through_kafka(where, options, tasks * MORE, progress, rules))[0]
+
+            await kafka(_OFF)  # only to warm up
+            found["kafka"] = await _ratio(kafka, rounds)
+    return {kind: one[0] for kind, one in found.items()}, {kind: one[1] for kind, one in found.items()}
+
+
+async def _ratio(rate: _Rate, rounds: int) -> tuple[float, float]:
+    """Return the ratios of rate and of CPU. Measure in turns, the one first that was second before, so that other load
+    affects both alike."""
+    rates, loads = [], []
+    for number in range(rounds):
+        order = (_OFF, DEFAULT_HISTORY) if number % 2 else (DEFAULT_HISTORY, _OFF)
+        per_s, cpu_s = {}, {}
+        for rules in order:
+            before_s = time.process_time()
+            per_s[rules is _OFF] = await rate(rules)
+            cpu_s[rules is _OFF] = time.process_time() - before_s
+        rates.append(per_s[False] / per_s[True])
+        loads.append(cpu_s[True] / cpu_s[False])
+    return round(median(rates), 3), round(median(loads), 3)
+
+
+async def _worked(where: ServerChoice, tasks: int, progress: BenchProgress, rules: HistoryRules) -> float:
+    """Return the rate of a worker whose tasks are all due at one moment."""
+
+    async def nothing(order: int) -> int:
+        return order
+
+    async with open_environment(where) as place:
+        store = await Store.open(place.url, namespace=place.namespace)
+        try:
+            options = WorkerOptions("bench", {QUEUE: 1}, lease_s=LEASE_S, history=rules)
+            async with fleet(store, place.url, LEASE_S) as nodes:
+                await nodes.add()
+                await nodes.settled()
+                async with working(store, Registry([Handler(nothing, queue=QUEUE)]), options):
+                    due_ms = store.clock.now_ms() + 2000 + tasks * PUT_US // 1000
+                    await put_jobs(store, "nothing", [due_ms] * tasks)
+                    await asyncio.sleep(max(0, due_ms - store.clock.now_ms()) / 1000)
+                    took_s, done = await until_done(store, tasks, time.perf_counter(), progress, what="workers")
+            return done / took_s
+        finally:
+            await store.aclose()

@@ -11,6 +11,7 @@ import msgspec
 
 from ..client.client import Client
 from ..model.errors import InvalidInput, MainspringError
+from ..model.run import HistoryRules
 from ..model.targets.names import NEEDS_KAFKA as KAFKA_NEEDS
 from ..model.targets.webhook import NEEDS as HTTP_NEEDS
 from ..model.task import Task
@@ -22,7 +23,7 @@ from ..testing.kafka import broker, missing_kafka
 from ..worker.context import current
 from ..worker.handler import Handler, Registry
 from ..worker.worker import WorkerOptions, working
-from .cycle import drain, until_done
+from .cycle import DEFAULT_HISTORY, drain, until_done
 from .environment import ServerChoice, counterpart, open_environment
 from .fleet import BenchFailed, fleet
 from .lifecycle import BenchProgress
@@ -61,17 +62,19 @@ async def http(where: ServerChoice, tasks: int, rounds: int, progress: BenchProg
         for number in range(rounds):
             progress(f"http, bare, round {number + 1}", 0, tasks)
             bare.append(await _bare_requests(url, tasks))
-            per_s, missing = await _through_webhooks(where, url, tasks, progress)
+            per_s, missing = await through_webhooks(where, url, tasks, progress)
             through.append(per_s)
             lost += missing
     ours, plain = statistics.median(through), statistics.median(bare)
     return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
 
 
-async def _through_webhooks(where: ServerChoice, url: str, tasks: int, progress: BenchProgress) -> tuple[float, int]:
+async def through_webhooks(
+    where: ServerChoice, url: str, tasks: int, progress: BenchProgress, history: HistoryRules = DEFAULT_HISTORY
+) -> tuple[float, int]:
     sink = HttpSink(HttpOptions(concurrency=CONCURRENCY, allow=("127.0.0.1",)))
     try:
-        return await drain(where, url, WEBHOOK_PAYLOAD, tasks, {"http": sink}, progress)
+        return await drain(where, url, WEBHOOK_PAYLOAD, tasks, {"http": sink}, progress, history)
     finally:
         await sink.aclose()
 
@@ -120,24 +123,28 @@ async def kafka(where: ServerChoice, tasks: int, rounds: int, progress: BenchPro
     bare: list[float] = []
     lost = 0
     progress("kafka, starting a broker", 0, 1)
-    async with _broker() as options:
+    async with bench_broker() as options:
         for number in range(rounds + 1):
             progress(f"kafka, bare, round {number}", 0, tasks)
             bare.append(_bare_produce(options, tasks))
-            per_s, missing = await _through_kafka(where, options, tasks, progress)
+            per_s, missing = await through_kafka(where, options, tasks, progress)
             through.append(per_s)
             lost += missing
     ours, plain = statistics.median(through[1:]), statistics.median(bare[1:])
     return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
 
 
-async def _through_kafka(
-    where: ServerChoice, options: KafkaOptions, tasks: int, progress: BenchProgress
+async def through_kafka(
+    where: ServerChoice,
+    options: KafkaOptions,
+    tasks: int,
+    progress: BenchProgress,
+    history: HistoryRules = DEFAULT_HISTORY,
 ) -> tuple[float, int]:
     sink = KafkaSink(options)
     sink.prepare()  # as a node that starts does
     try:
-        return await drain(where, f"kafka:{TOPIC}", KAFKA_PAYLOAD, tasks, {"kafka": sink}, progress)
+        return await drain(where, f"kafka:{TOPIC}", KAFKA_PAYLOAD, tasks, {"kafka": sink}, progress, history)
     finally:
         await sink.aclose()
 
@@ -172,7 +179,7 @@ def _produce_all(producer: "Producer", tasks: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _broker() -> AsyncIterator[KafkaOptions]:
+async def bench_broker() -> AsyncIterator[KafkaOptions]:
     try:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
@@ -273,10 +280,10 @@ async def _round(store: Store, url: str, tasks: int, progress: BenchProgress) ->
             async with bare_timer(STEADY_RATE) as timer:
                 first_ms = store.clock.now_ms() + 1000
                 steady_ms = first_ms + round(WARM_UP_S * 1000)
-                await _put(store, "noted", [first_ms + i * 1000 // STEADY_RATE for i in range(steady)])
+                await put_jobs(store, "noted", [first_ms + i * 1000 // STEADY_RATE for i in range(steady)])
                 _, noted_count = await until_done(store, steady, time.perf_counter(), progress, what="queue, steady")
             due_ms = store.clock.now_ms() + 2000 + tasks * PUT_US // 1000
-            await _put(store, "nothing", [due_ms] * tasks)
+            await put_jobs(store, "nothing", [due_ms] * tasks)
             await asyncio.sleep(max(0, due_ms - store.clock.now_ms()) / 1000)
             began = time.perf_counter()
             took_s, done = await until_done(store, steady + tasks, began, progress, what="queue")
@@ -291,7 +298,7 @@ async def _round(store: Store, url: str, tasks: int, progress: BenchProgress) ->
     )
 
 
-async def _put(store: Store, handler: str, due_ms: list[int]) -> None:
+async def put_jobs(store: Store, handler: str, due_ms: list[int]) -> None:
     await Client.over(store).put_many(Task(f"queue:{QUEUE}/{handler}", JOB_PAYLOAD, at) for at in due_ms)
 
 

@@ -307,12 +307,15 @@ def schedules(
 @app.command()
 def history(
     runs: Annotated[int, typer.Option("--runs", min=1_000, help="How many runs are written.")] = 1_000_000,
+    tasks: Tasks = 20_000,
+    rounds: Rounds = 5,
     redis_url: MeasuredUrl = None,
     server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
-    """Measure the memory of the history of runs, and how soon runs are found in it."""
-    _run("history", lambda report: run_history(ServerChoice(redis_url, server), runs, report), json)
+    """Measure the memory of the history of runs, how soon runs are found in it, and its cost where tasks fire."""
+    where = ServerChoice(redis_url, server)
+    _run("history", lambda report: run_history(where, runs, tasks, rounds, report), json)
 
 
 @app.command("all")

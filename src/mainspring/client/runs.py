@@ -32,7 +32,7 @@ from ..store.tasks.find import resolve
 RunOutcome = RunEnd | Literal["failed"]
 """How a run ended; `failed` is every end that counts as a failure."""
 
-ENDS: Final[tuple[str, ...]] = (*get_args(TaskEnd), *get_args(NotRunEnd))
+ENDS: Final[tuple[str, ...]] = (*get_args(TaskEnd), "timeout", *get_args(NotRunEnd))
 STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 MOST_STEPS: Final = 24 * 31
 """Most minutes or hours of one answer."""

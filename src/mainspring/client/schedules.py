@@ -188,16 +188,16 @@ BACKFILL_AT_MOST: Final = 100_000
 BACKFILL_BATCH: Final = 1_000
 
 
-AskedBy = Callable[[Handle, str | None], Handle[Coroutine[Any, Any, Any]]]
-"""Lets `result()` of a handle ask the client for the task of this lane."""
+ResultCall = Callable[..., Coroutine[Any, Any, Any]]
+"""`Client.result`, which handles of triggered runs ask."""
 
 
 class RunsBeside:
     """Puts runs without advancing their chains."""
 
-    def __init__(self, store: Callable[[], Store], asked_by: AskedBy | None) -> None:
+    def __init__(self, store: Callable[[], Store]) -> None:
         self._open_store = store
-        self._asked_by = asked_by
+        self._result: ResultCall | None = None
         self._widths = Widths()
 
     @property
@@ -216,7 +216,10 @@ class RunsBeside:
         task_id = f"{name}@{instant_text(due_ms)}.{secrets.token_hex(3)}"
         await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
         handle = Handle[Coroutine[Any, Any, Any]](task_id, due_ms)
-        return handle if self._asked_by is None else self._asked_by(handle, definition.lane or "")
+        if self._result is None:
+            return handle
+        ask = partial(self._result, task_id, lane=definition.lane or "")
+        return handle._asking(lambda timeout: ask(timeout=timeout))
 
     async def backfill(
         self,
@@ -301,8 +304,8 @@ _PLACE: Final = re.compile(r"(\d{1,4})\.(\d{1,20})")
 class Schedules(RunsBeside):
     """All calls on schedules of one namespace."""
 
-    def __init__(self, store: Callable[[], Store], timezone: str = "UTC", asked_by: AskedBy | None = None) -> None:
-        super().__init__(store, asked_by)
+    def __init__(self, store: Callable[[], Store], timezone: str = "UTC") -> None:
+        super().__init__(store)
         self.timezone = timezone
         """Default time zone of schedules."""
         self._writer = Writer(store)

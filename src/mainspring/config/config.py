@@ -141,6 +141,8 @@ class Config:
     """The largest payload. None is what the namespace says, 64 KiB for a new one."""
     history: HistoryRules = field(default_factory=HistoryRules)
     """Which runs the history keeps: `all`, `failures` or `off`, by schedule, queue, named target or scheme."""
+    history_target: str | None = None
+    """Where every record of the history is forwarded, with the id of the run; None: nowhere."""
     history_bytes: int | None = None
     """Memory of the history of runs. None is what the namespace says, 256 MiB for a new one; 0 keeps none."""
     history_details_bytes: int | None = None
@@ -279,6 +281,8 @@ class Config:
                 parse_url(self.redis_url)
             check_namespace(self.namespace)
             check_target(self.tick_target)
+            if self.history_target is not None:
+                check_target(self.history_target)
             _check_zone(self.timezone)
             AllowList.parse(self.http_allow)
             parse_queues(self.queues or "any")

@@ -270,6 +270,7 @@ SETTINGS: Final = {
     "dedupe_window": Setting("dedupe_window_s", _seconds),
     "max_payload_bytes": Setting("max_payload_bytes", _whole),
     "history": Setting("history", HistoryRules.read),
+    "history_target": Setting("history_target", _text),
     "history_bytes": Setting("history_bytes", _whole),
     "history_details_bytes": Setting("history_details_bytes", _whole),
     "history_details_keep": Setting("history_details_keep_s", _seconds),

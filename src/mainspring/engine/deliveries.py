@@ -10,20 +10,19 @@ from ..model.clock import Clock
 from ..model.delivery import DONE, EXPIRED, Dead, DeliveryBatch, Done, Outcome, Retry
 from ..model.errors import InvalidInput
 from ..model.run import Verdict
-from ..model.targets.names import HANDED_OFF, queue_of
+from ..model.targets.names import queue_of
 from ..model.text import describe, placed
 from ..roles import Loops
 from ..sinks.base import Sink, most_in_batch
 from .flight import Flight, FlightGroup
 from .flow import Flow, PauseWatch
 from .keeper import Keeper
-from .outcomes import Outcomes
+from .outcomes import TO_WORKERS, Outcomes
 from .partition import Partition, Settled
 
 log = logging.getLogger("mainspring.engine")
 
 _EXPIRES: Final = attrgetter("body.expires_ms")
-_TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
 
 
 def _well_formed(outcomes: object, expected: int) -> bool:
@@ -39,7 +38,7 @@ def _is_waited_for(flight: Flight) -> bool:
 def _may_be_with_workers(flight: Flight) -> bool:
     """Return whether a worker may have the task: a former owner has begun it, and in its lane it stays fired until the
     worker's ack arrives, which may be there by now."""
-    to_workers = flight.body.lane is not None and flight.body.target.startswith(_TO_WORKERS)
+    to_workers = flight.body.lane is not None and flight.body.target.startswith(TO_WORKERS)
     return to_workers and flight.live.to_redo(flight.index)
 
 
@@ -107,6 +106,18 @@ class Deliveries:
         self.meters = outcomes.meters
         self.meters.expect(sinks)
 
+    def inherit(self, groups: list[FlightGroup]) -> list[FlightGroup]:
+        """Return the groups that leave at once. Those with flights that a former owner has begun leave when the history
+        has its attempts: otherwise nobody would know of this owner's attempts if it died too."""
+        at_once = []
+        for group in groups:
+            lost = self._outcomes.lost(group) if group.live.bits.redo else ()
+            if lost:
+                self._owned[group.live.partition].settle(Settled(runs=lost, leaving=group))
+            else:
+                at_once.append(group)
+        return at_once
+
     def start(self, groups: list[FlightGroup]) -> None:
         """Deliver the flights of these groups."""
         began_ms = self._clock.now_ms()
@@ -130,7 +141,7 @@ class Deliveries:
         sink = self._sinks.get(batch.kind)
         self._flow.begun(target, count)
         self.meters.fired[batch.kind] += count
-        if sink is None and target.startswith(_TO_WORKERS):
+        if sink is None and target.startswith(TO_WORKERS):
             self._hand_off(batch)
             return
         self.in_flight += count
@@ -191,8 +202,10 @@ class Deliveries:
             return Retry("another node may own its partition by now", untried=True)
         if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
             return dead
-        paused = self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None
-        return Retry("paused while it waited for its host", untried=True) if paused else None
+        if self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None:
+            return Retry("paused while it waited for its host", untried=True)
+        opened = self._flow.is_open(flight.body.target)
+        return Retry("the circuit breaker opened while it waited for its host", untried=True) if opened else None
 
     def _refused(self, flight: Flight, now_ms: int) -> Dead | None:
         """Return the outcome of a task that has expired, or that a pause drops."""
@@ -253,9 +266,8 @@ class Deliveries:
 
     def _needs_more(self, batch: SinkBatch) -> bool:
         """Return whether more than a done bit may have to be written for each success: its answer, or its record."""
-        inherited = any(group.live.bits.redo for group in batch.groups)  # the attempts of a former owner are lost
         answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
-        return inherited or answers or self._outcomes.keeps_successes(batch.target)
+        return answers or self._outcomes.keeps_successes(batch.target)
 
     def _all_done(self, group: FlightGroup, began_ms: int) -> None:
         """Settle a group of which nothing but the done bits has to be written, if that is so."""
@@ -310,8 +322,8 @@ class Deliveries:
         for one in damaged:
             partition.settle(self._outcomes.bury_damaged(one))
         for definition, slot in passed:
-            if (settled := self._outcomes.passed(definition, slot)) is not None:
-                partition.settle(settled)
+            if runs := self._outcomes.passed(definition, slot):
+                partition.settle(Settled(runs=runs))
 
     # -- stopping ---------------------------------------------------------------------------------------
 

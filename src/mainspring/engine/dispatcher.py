@@ -297,7 +297,8 @@ class Dispatcher:
             if isinstance(reply, StoreError):
                 failure = reply
                 continue
-            groups += self._answered(call, reply)
+            left = self._answered(call, reply)
+            groups += self._deliveries.inherit(left) if isinstance(call, BeginCall) else left
         if groups:
             self._deliveries.start(groups)
         return failure

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
 from ..model.delivery import (
+    DONE,
     DROPPED,
     UNREADABLE,
     Body,
@@ -22,7 +23,7 @@ from ..model.delivery import (
     has_expired,
     was_sent,
 )
-from ..model.ids import idh_of, occurrence_id
+from ..model.ids import idh_of
 from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
@@ -30,19 +31,19 @@ from ..model.metrics import SECONDS, Histogram
 from ..model.retry import Policies, in_time_ms
 from ..model.run import (
     DELIVERED,
-    PASSED_ENDS,
     HistoryRules,
     Run,
     RunDetails,
     RunRecord,
     Verdict,
-    code_of,
+    error_of,
     judge,
     parked,
-    runs_of,
+    passed_run,
 )
 from ..model.schedule.chain import NotRun
 from ..model.schedule.definition import Definition
+from ..model.targets.names import HANDED_OFF
 from ..model.text import trace_of
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -50,11 +51,13 @@ from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
 from ..store.records import KeptResult
 from .due import Damaged
-from .flight import Flight
+from .flight import Flight, FlightGroup
 from .holds import row_of
 from .partition import Partition, Settled
 from .slice import LiveSlice
 
+TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
+"""Beginnings of targets whose tasks workers run."""
 _ROW: Final = attrgetter("row")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
 """Lateness is a whole number of milliseconds, so a bound of 2.5 ms equals one of 2."""
@@ -174,47 +177,41 @@ class Outcomes:
         return self._history.rule(target) == "all"
 
     def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
-        return RunRecord.of(
-            flight.idh,
-            flight.body,
-            verdict,
-            code_of(said),
-            due_ms=flight.original_due_ms,
-            began_ms=0 if verdict.end in ("expired", "dropped") else began_ms,
-            ended_ms=self._clock.now_ms(),
-            by=self._node,
-            answer_bytes=0 if said.response is None else len(said.response.body),
+        began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
+        answer_bytes = 0 if said.response is None else len(said.response.body)
+        now_ms = self._clock.now_ms()
+        return RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node, answer_bytes=answer_bytes)
+
+    def _runs(self, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
+        """Return what the history keeps of an attempt."""
+        if not self._history.keeps(record):
+            return ()
+        trace = trace_of(error_of(said))
+        return (
+            Run(record, RunDetails(said.response, traceback=trace) if said.response is not None or trace else None),
         )
 
-    def _runs(self, flight: Flight, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt. A former owner's attempt whose end is unknown is lost."""
-        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
-        details = RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
-        return runs_of(record, details, self._history, lost_before=flight.live.to_redo(flight.index))
+    def lost(self, group: FlightGroup) -> tuple[Run, ...]:
+        """Return what the history keeps of a former owner's attempts. Flights for workers ran nowhere yet."""
+        now_ms = self._clock.now_ms()
+        return self._kept(
+            RunRecord.of(flight, DELIVERED, DONE, 0, now_ms, "").as_lost()
+            for flight in group.flights
+            if group.live.to_redo(flight.index) and not flight.body.target.startswith(TO_WORKERS)
+        )
 
-    def passed(self, definition: Definition, slot: NotRun) -> Settled | None:
+    def _kept(self, records: Iterable[RunRecord]) -> tuple[Run, ...]:
+        return tuple(Run(one) for one in records if self._history.keeps(one))
+
+    def passed(self, definition: Definition, slot: NotRun) -> tuple[Run, ...]:
         """Return what the history keeps of planned times that did not run."""
-        task_id = occurrence_id(definition.name, slot.to_ms)
-        record = RunRecord(
-            idh_of(task_id),
-            PASSED_ENDS.get(slot.reason, "skipped"),
-            0,
-            slot.from_ms,
-            0,
-            self._clock.now_ms(),
-            definition.target,
-            self._node,
-            slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times",
-            id=task_id,
-            planned_ms=slot.to_ms,
-        )
-        return Settled(runs=(Run(record),)) if self._history.keeps(record) else None
+        return self._kept([passed_run(definition, slot, self._clock.now_ms(), self._node)])
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
     def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
         """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
-        runs = self._runs(flight, self._record(flight, DELIVERED, said, began_ms), said)
+        runs = self._runs(self._record(flight, DELIVERED, said, began_ms), said)
         return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
 
     def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
@@ -245,7 +242,7 @@ class Outcomes:
             return settled
         record = self._record(flight, verdict, said, began_ms)
         self._failures.report(record.failure(said, flight.idempotency_key))
-        return settled._replace(runs=self._runs(flight, record, said))
+        return settled._replace(runs=self._runs(record, said))
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
@@ -284,7 +281,7 @@ class Outcomes:
             self.meters.retried[_kind(flight)] += 1
             body = _failed_once_more(flight, verdict.reason)
             skips = body.lane is not None and self._lanes.of(body.target).on_failure == "skip"
-        due_ms = now_ms + in_time_ms(verdict.wait_ms, body.expires_ms, now_ms)
+        due_ms = int(now_ms + in_time_ms(verdict.wait_ms, body.expires_ms, now_ms))  # a sink's time may be no number
         place = Slice.at(due_ms, SECOND_MS)
         body = replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         # Flag the retry of a schedule's run too: the run ends when its last attempt does.

@@ -83,6 +83,8 @@ class Settled(NamedTuple):
     """The receiver's response, stored before the task counts as done."""
     runs: tuple[Run, ...] = ()
     """What happened, for the history."""
+    leaving: FlightGroup | None = None
+    """Flights that leave once this is written."""
     ack: bytes = b""
     """Address under which a worker has acknowledged the task; its ack is removed."""
 
@@ -150,6 +152,8 @@ class CommitCall(NamedTuple):
     """Number of outcomes and moved tasks."""
     handed: Mapping[str, list[FlightGroup]]
     """Tasks for workers by queue, in the order of the records."""
+    leaving: list[FlightGroup]
+    """Flights that leave once this is written."""
 
 
 OwnerCall = BeginCall | CommitCall
@@ -414,7 +418,8 @@ class Partition:
             [one.ack for one in settled if one.ack],
         )
         size = len(settled) + sum(moves.holds.values())
-        self.unanswered = call = CommitCall(self, work, lives, moves, size, handed)
+        leaving = [one.leaving for one in settled if one.leaving is not None]
+        self.unanswered = call = CommitCall(self, work, lives, moves, size, handed, leaving)
         return call
 
     def _take_outcomes(self, most: int) -> list[Settled]:
@@ -425,6 +430,8 @@ class Partition:
         while self._outcomes and len(taken) < most and size < MOST_BYTES:
             one = self._outcomes.popleft()
             live = one.live
+            if one.leaving is not None and one.leaving.live.forgotten:
+                continue
             if live is not None and live.forgotten:
                 # The row is read again, as fired and not done: it is delivered again, and has another outcome.
                 if one.hold is not None and not one.hold[1]:
@@ -486,9 +493,10 @@ class Partition:
                 if isinstance(call, BeginCall):
                     return self._begun(call, x)
                 self.needs_listing = self.needs_listing or bool(call.work.retries)
+                return [group for group in call.leaving if not group.live.forgotten]
             case "stale":
-                handed = chain.from_iterable(call.handed.values()) if isinstance(call, CommitCall) else ()
-                for live in dict.fromkeys((*call.touched, *(group.live for group in handed))):
+                groups = (*call.handed.values(), call.leaving) if isinstance(call, CommitCall) else ()
+                for live in dict.fromkeys((*call.touched, *(group.live for group in chain.from_iterable(groups)))):
                     self.forget(live)
                 log.warning("partition %d: a slice is not the one that was read; reading again", self.number)
             case "early" | "more" if isinstance(call, BeginCall):

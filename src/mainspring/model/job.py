@@ -65,7 +65,7 @@ Ending = Literal["done", "dead", "cancelled"]
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Output of a command; only the end of long output is stored."""
+    """Output of a command; of long output the beginning and the end are stored."""
 
     exit_code: int | None = None
     """None if the command never ran; negative if a signal ended it: minus the signal's number."""
@@ -74,6 +74,11 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     stdout_bytes: int = 0
     """Bytes written in all, including those that were not stored."""
     stderr_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes written in all."""
+        return self.stdout_bytes + self.stderr_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

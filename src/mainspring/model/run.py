@@ -2,9 +2,9 @@
 
     said = await sink.deliver(batch)                # Done, Retry or Dead: model/delivery.py
     verdict = judge(said, body, ...)                # what becomes of the task
-    record = RunRecord.of(idh, body, verdict, ...)  # a fact that never changes
+    record = RunRecord.of(task, verdict, said, ...) # a fact that never changes
     failures.report(record.failure(said, key))      # what an error handler is told
-    runs = runs_of(record, details, rules, ...)     # what the history keeps
+    rules.keeps(record)                             # whether the history has it
 
 A node and a worker share all of this, so that a policy means the same wherever a task runs.
 """
@@ -12,19 +12,24 @@ A node and a worker share all of this, so that a policy means the same wherever 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 
 import msgspec
+from msgspec import structs
 
 from .delivery import DROPPED, UNREADABLE, Body, Dead, Done, Failure, Fate, Outcome, Response, Retry, has_expired
 from .errors import InvalidInput
-from .ids import bare_idh, idh_of, schedule_of
+from .ids import bare_idh, idh_of, occurrence_id, schedule_of
 from .job import Output
 from .lane import LanePolicy
 from .limits import MAX_ERROR_CHARS
 from .retry import GiveUp, RetryPolicy, decide, in_time_ms
 from .targets.names import shown_target
 from .task import fits_one, pattern_fits
+
+if TYPE_CHECKING:
+    from .schedule.chain import NotRun
+    from .schedule.definition import Definition
 
 UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
@@ -36,7 +41,8 @@ NotRunEnd = Literal["lost", "skipped", "missed", "paused", "excluded"]
 """Ends that nobody decided about a finished attempt. `lost`: the node or worker died; the others: a planned run of a
 schedule did not take place (overlap, outage, pause, excluded day)."""
 
-RunEnd = TaskEnd | NotRunEnd
+RunEnd = TaskEnd | Literal["timeout"] | NotRunEnd
+"""`timeout`: a retry or a death because the attempt took too long; `next_ms` says whether another attempt follows."""
 
 LOST: Final = "the node or worker that had it died, or lost its lease; it went out again"
 """Reason of an attempt whose end is unknown."""
@@ -47,7 +53,7 @@ PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
 }  # fmt: skip
 """Why a planned time did not run, as schedules count it, and the end of its record."""
 
-FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "parked", "expired", "lost", "missed"})
+FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "timeout", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
 
 
@@ -118,6 +124,17 @@ def parked(verdict: Verdict, reason: str, lane: LanePolicy, now_ms: int, since_m
     return verdict
 
 
+class Attempted(Protocol):
+    """A task as a node or a worker has it."""
+
+    @property
+    def idh(self) -> bytes: ...
+    @property
+    def body(self) -> Body: ...
+    @property
+    def original_due_ms(self) -> int: ...
+
+
 class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One attempt at one task, or one planned run that did not take place."""
 
@@ -149,36 +166,55 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @classmethod
     def of(
         cls,
-        idh: bytes,
-        body: Body,
+        task: Attempted,
         verdict: Verdict,
-        code: int | str | None,
-        *,
-        due_ms: int,
+        said: Outcome,
         began_ms: int,
-        ended_ms: int,
+        now_ms: int,
         by: str,
+        *,
+        code: int | None = None,
         queue: str | None = None,
         answer_bytes: int = 0,
-    ) -> "RunRecord":
-        """Return the record of an attempt at a task. `due_ms` is when the first attempt was due."""
-        next_ms = ended_ms + verdict.wait_ms if verdict.end == "retry" else None
-        planned_ms = None if body.occurrence is None else body.occurrence[1]
+    ) -> Self:
+        """Return the record of an attempt that has ended. `code` is the exit code, if it was a command."""
+        body, end = task.body, verdict.end
         return cls(
-            idh, verdict.end, body.attempt, due_ms, began_ms, ended_ms, body.target, by, verdict.reason, code, next_ms,
-            body.id, body.lane, queue, planned_ms, len(body.payload), answer_bytes,
-        )  # fmt: skip
+            task.idh,
+            "timeout" if end in ("retry", "dead") and timed_out(said) else end,
+            body.attempt,
+            task.original_due_ms,
+            began_ms,
+            now_ms,
+            body.target,
+            by,
+            verdict.reason,
+            code_of(said) if code is None else code,
+            now_ms + verdict.wait_ms if end == "retry" else None,
+            body.id,
+            body.lane,
+            queue,
+            None if body.occurrence is None else body.occurrence[1],
+            len(body.payload),
+            answer_bytes,
+        )
+
+    def as_lost(self) -> Self:
+        """Return the record of the same attempt by a node or worker that died."""
+        return structs.replace(
+            self, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0
+        )
 
     def failure(self, said: Retry | Dead, idempotency_key: str) -> Failure:
         """Return what an error handler is told of this attempt, which failed."""
-        fates: dict[RunEnd, Fate] = {"retry": "retry", "parked": "parked"}
+        fate: Fate = "parked" if self.end == "parked" else "dead" if self.next_ms is None else "retry"
         return Failure(
             id=self.task_id,
             target=self.target or UNREADABLE,
             attempt=self.attempt,
             error=self.reason,
             brief=said.brief or "",
-            outcome=fates.get(self.end, "dead"),
+            outcome=fate,
             next_at_ms=self.next_ms,
             lane=self.lane,
             original_due_ms=self.due_ms,
@@ -203,6 +239,17 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.end in FAILED_ENDS
 
 
+def passed_run(definition: "Definition", slot: "NotRun", now_ms: int, by: str = "") -> RunRecord:
+    """Return the record of planned times that did not run, for one reason."""
+    task_id = occurrence_id(definition.name, slot.to_ms)
+    reason = slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times"
+    end = PASSED_ENDS.get(slot.reason, "skipped")
+    return RunRecord(
+        idh_of(task_id), end, 0, slot.from_ms, 0, now_ms, definition.target, by, reason,
+        id=task_id, planned_ms=slot.to_ms,
+    )  # fmt: skip
+
+
 class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a run left behind besides its record. It has a budget and an expiry of its own."""
 
@@ -222,25 +269,22 @@ class Run(NamedTuple):
     details: RunDetails | None = None
 
 
-def runs_of(
-    record: RunRecord, details: RunDetails | None, rules: "HistoryRules", *, lost_before: bool
-) -> tuple[Run, ...]:
-    """Return what the history keeps of an attempt, and of one before it whose end is unknown."""
-    runs = [Run(record, details)]
-    if lost_before:
-        lost = msgspec.structs.replace(
-            record, end="lost", began_ms=0, by="", reason=LOST, code=None, next_ms=None, answer_bytes=0
-        )
-        runs.insert(0, Run(lost))
-    return tuple(run for run in runs if rules.keeps(run.record))
-
-
 def code_of(said: Outcome) -> int | str | None:
     """Return the status of the response, or the type of the exception, behind an outcome."""
     if said.response is not None:
         return said.response.status
-    error: BaseException | None = said.error if isinstance(said, Retry | Dead) else None
+    error = error_of(said)
     return None if error is None else type(error).__name__
+
+
+def error_of(said: Outcome) -> BaseException | None:
+    """Return the exception behind an outcome."""
+    return said.error if isinstance(said, Retry | Dead) else None
+
+
+def timed_out(said: Outcome) -> bool:
+    """Return whether an attempt took too long."""
+    return isinstance(error_of(said), TimeoutError)
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------

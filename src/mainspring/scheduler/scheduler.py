@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -28,6 +29,7 @@ from ..worker.command import CommandWork
 from .declarations import Declarations
 
 if TYPE_CHECKING:
+    from ..model.run import KeptRun
     from ..store.embedded import EmbeddedServer
     from .running import Running
 
@@ -65,9 +67,16 @@ class Entry:
     """Grows with each edit; 0 while it is only declared in code."""
     paused: bool
     running_since: datetime | None = None
-    runs: int = 0
+    ran: int = 0
+    """How many runs have begun."""
     not_run: tuple[tuple[str, int], ...] = ()
-    """Planned times that did not run, by reason: missed, overlap, paused, cancelled, lost."""
+    """Planned times that did not run, by reason: missed, overlap, paused, excluded, cancelled, lost."""
+    history: "Callable[[int], list[KeptRun]]" = field(default=lambda _: [], repr=False, compare=False)
+
+    def runs(self, limit: int = 50) -> "list[KeptRun]":
+        """Return its last runs from the history, newest first: every attempt, and what did not run. Waits for the
+        answer; in an event loop await `client.runs(schedule=name)`. Empty if the schedule is only declared."""
+        return self.history(limit)
 
     @property
     def spec(self) -> str:
@@ -75,7 +84,7 @@ class Entry:
         return " or ".join(self.specs)
 
 
-def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
+def entry_of(view: ScheduleView, policy: RetryPolicy, history: "Callable[[int], list[KeptRun]]") -> Entry:
     """Return the entry of a stored schedule; `policy` is the retry policy of its runs."""
     definition, home = view.definition, zone(view.definition.zone)
     return Entry(
@@ -89,8 +98,9 @@ def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
         generation=view.generation,
         paused=view.state == "paused",
         running_since=None if view.running_since_ms is None else home.datetime(view.running_since_ms),
-        runs=view.runs,
+        ran=view.runs,
         not_run=tuple(sorted(view.not_run.items())),
+        history=history,
     )
 
 
@@ -250,10 +260,13 @@ class Scheduler(Declarations):
         for one in definitions:
             view = None if views is None else views.get(one.name)
             if view is not None:
-                found.append(entry_of(view, self.policy_of(view.definition)))
+                found.append(entry_of(view, self.policy_of(view.definition), partial(self._history, view.name)))
             elif views is None or is_over(one, now_ms):  # the store has none of one that was over at the start
                 found.append(declared_entry(one, self.policy_of(one), now_ms))
         return found
+
+    def _history(self, name: str, limit: int) -> "list[KeptRun]":
+        return self.sync_client().runs(schedule=name, limit=limit).runs
 
     # -- start and stop --------------------------------------------------------------------------------------
 

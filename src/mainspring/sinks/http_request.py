@@ -39,6 +39,8 @@ _EXCERPT_CHARS: Final = 200
 _BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ufffd]+")
 MAX_HEADERS: Final = 50
 MAX_HEADER_CHARS: Final = 500
+_SECRET: Final = re.compile(r"(?i)set-cookie2?|(proxy-)?authorization|.*(token|secret|api-?key|password).*")
+"""Headers of an answer whose values are not kept."""
 
 
 def outcome_of(response: Response, now_s: float, keep_ms: int = 0) -> Outcome:
@@ -57,10 +59,10 @@ def header(response: Response, name: str) -> str | None:
 
 
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the headers, limited in number and length: a target must not fill our memory."""
+    """Return the headers without secrets, limited in number and length: a target must not fill our memory."""
     return tuple(
         [
-            (clean(name[:MAX_HEADER_CHARS]), clean(value[:MAX_HEADER_CHARS]))
+            (clean(name[:MAX_HEADER_CHARS]), MASK if _SECRET.fullmatch(name) else clean(value[:MAX_HEADER_CHARS]))
             for name, value in islice(headers, MAX_HEADERS)
         ]
     )

@@ -5,9 +5,9 @@ answers = await queue.finish(store, [End(job, DONE) for job in jobs])
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ..model.errors import StoreError
 from ..model.ids import idh_of
 from ..model.job import End, Ending, Job, JobCancelled, Result, decode_result
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.run import DELIVERED, STOPPED, UNTRIED_WAIT_MS, Verdict, buried
+from ..model.run import DELIVERED, STOPPED, UNTRIED_WAIT_MS, Run, Verdict, buried
 from ..model.schedule.chain import ChainState, PastRun
 from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry, without_headers
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
@@ -167,7 +167,7 @@ async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
 def _called_off(end: End) -> End:
     """Return the end of a job that was to be retried, but has been cancelled meanwhile."""
     runs = end.runs
-    if runs and runs[-1].record.end == "retry":
+    if runs and runs[-1].record.next_ms is not None:
         last = msgspec.structs.replace(runs[-1].record, end="cancelled", next_ms=None)
         runs = (*runs[:-1], runs[-1]._replace(record=last))
     return replace(end, outcome=JobCancelled(), runs=runs)
@@ -351,14 +351,15 @@ class _Taken(NamedTuple):
     called_off: bool = False
 
 
-Died = Callable[[Job, Dead], None]
-"""Called with jobs that must no longer run: expired or unreadable ones."""
+class Endings(Protocol):
+    """Who answers for jobs that must no longer run when they are taken: expired, cancelled or unreadable ones."""
+
+    def died(self, job: Job, outcome: Dead) -> None: ...
+
+    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]: ...
 
 
-def _ignore(_job: Job, _why: Dead) -> None: ...
-
-
-async def take(store: Store, worker: str, asks: Asks, died: Died = _ignore) -> list[Job]:
+async def take(store: Store, worker: str, asks: Asks, endings: Endings | None = None) -> list[Job]:
     """Take jobs for this worker, at most the given number of each queue, in one call per partition; end expired ones.
 
     A partition whose server does not answer is left out; if none answers, the failure is raised. Jobs in a lost reply
@@ -372,7 +373,7 @@ async def take(store: Store, worker: str, asks: Asks, died: Died = _ignore) -> l
         if flat:
             names = list(asks[p])
             taken = [_Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
-            jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
+            jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", endings)
     return jobs
 
 
@@ -390,7 +391,7 @@ async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, mos
     return found
 
 
-async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _ignore, *, lease_ms: int) -> list[Job]:
+async def reclaim(store: Store, worker: str, asks: Asks, endings: Endings | None = None, *, lease_ms: int) -> list[Job]:
     """Reclaim work whose worker sent no heartbeat for a lease. Jobs that were being cancelled end here."""
     claim = f"{worker}/{secrets.token_hex(4)}"
     groups = {p: _call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()}
@@ -402,7 +403,7 @@ async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _ignore, *
             _Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2], flat[i + 3], flat[i + 4] == 1)
             for i in range(0, len(flat), 5)
         ]
-        jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
+        jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", endings)
     return jobs
 
 
@@ -427,25 +428,28 @@ def _call(store: Store, script: str, partition: int, args: list[Any], queues: Ma
     return keys.slot, [store.scripts.call(script, [keys.queued, *map(keys.queue, queues)], args)]
 
 
-async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> list[Job]:
+async def _to_run(store: Store, taken: list[_Taken], claim: str, endings: Endings | None) -> list[Job]:
     """Return the jobs that may run; end the expired and unreadable ones."""
     now_ms = store.clock.now_ms()
     jobs: list[Job] = []
     ends: list[End] = []
     for one, body in zip(taken, _bodies(taken), strict=True):
         job = _job(one, body if isinstance(body, Body) else Body("", one.record[_ROW]), claim)
+        said: Dead | JobCancelled
         if isinstance(body, str):
-            ends.append(End(job, Dead(f"the entry cannot be read: {body}")))
+            said = Dead(f"the entry cannot be read: {body}")
         elif one.called_off:
-            ends.append(End(job, JobCancelled()))
+            said = JobCancelled()
         elif body.expires_ms is not None and body.expires_ms < now_ms:
-            ends.append(End(job, Dead(EXPIRED)))
+            said = Dead(EXPIRED)
         else:
             jobs.append(job)
+            continue
+        ends.append(End(job, said, runs=() if endings is None else endings.runs_of(job, said)))
     for end, answer in zip(ends, await finish(store, ends) if ends else (), strict=True):
         # An end that did not reach the server comes back after its lease, and is reported then.
-        if answer == "ok" and isinstance(end.outcome, Dead):
-            died(end.job, end.outcome)
+        if answer == "ok" and isinstance(end.outcome, Dead) and endings is not None:
+            endings.died(end.job, end.outcome)
     return jobs
 
 

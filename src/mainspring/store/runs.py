@@ -5,6 +5,7 @@ page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
 """
 
 import heapq
+import logging
 import re
 import zlib
 from collections import Counter, deque
@@ -39,6 +40,8 @@ from .store import Store
 
 if TYPE_CHECKING:
     from .tasks.find import Reference
+
+log = logging.getLogger("mainspring.history")
 
 # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +149,7 @@ OK, FAILED, RETRIED, SKIPPED, DURATION, LATENESS = range(6)
 """Counters of a rollup. The histograms follow: durations from 16 on, latenesses from 32."""
 _DURATIONS: Final = 16
 _LATENESSES: Final = 32
-_COUNTER_OF: Final = {"done": OK, "retry": RETRIED} | dict.fromkeys(FAILED_ENDS - {"retry"}, FAILED)
+_COUNTER_OF: Final = {"done": OK} | dict.fromkeys(FAILED_ENDS, FAILED) | {"retry": RETRIED}
 
 Subject = Literal["s", "q", "t"]
 """A schedule, a queue, a target."""
@@ -163,17 +166,19 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
     entries: list[tuple[int, msgspec.Raw, int]] = []
     details: list[tuple[int, int, msgspec.Raw]] = []
     rings: dict[str, list[Any]] = {}
-    for failed in (0, 1):
-        some = [run for run in runs if run.record.failed == failed]
+    kinds: tuple[list[Run], list[Run]] = ([], [])
+    for run in runs:
+        kinds[run.record.end in FAILED_ENDS].append(run)
+    for failed in (1, 0):  # a lost attempt was before the one that succeeded
+        some = kinds[failed]
         for first in range(0, len(some), RUNS_AN_ENTRY):
             chunk = some[first : first + RUNS_AN_ENTRY]
             entries.append((failed, _text(pack([run.record for run in chunk])), len(chunk)))
-            for position, run in enumerate(chunk):
-                number = position * 2 + failed
-                if run.details is not None and limits.details_bytes:
-                    details.append((len(entries), number, _text(pack(within(run.details)))))
-                if run.record.planned_ms is not None and (schedule := run.record.schedule) is not None:
-                    rings.setdefault(schedule, [schedule]).extend((len(entries), number))
+            for position, (record, left) in enumerate(chunk):
+                if left is not None and limits.details_bytes:
+                    details.append((len(entries), position * 2 + failed, _text(pack(within(left)))))
+                if record.planned_ms is not None and (schedule := record.schedule) is not None:
+                    rings.setdefault(schedule, [schedule]).extend((len(entries), position * 2 + failed))
     now_ms = store.clock.now_ms()
     subjects = max(8, share // 4 // (_SUBJECT_BYTES * (MINUTES_KEPT + HOURS_KEPT)))
     raw = _encode(
@@ -214,21 +219,22 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
 def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
     # Plain loops: most calls have few runs, for which counters of the standard library cost several times as much.
     counts: dict[int, int] = {}
+    count_of = counts.get
     duration_ms = lateness_ms = 0
     for one in some:
-        counter = _COUNTER_OF.get(one.end, SKIPPED)
-        counts[counter] = counts.get(counter, 0) + 1
+        counter = RETRIED if one.next_ms is not None else _COUNTER_OF.get(one.end, SKIPPED)
+        counts[counter] = count_of(counter, 0) + 1
         began_ms = one.began_ms
         if began_ms:
             ms = one.ended_ms - began_ms
             duration_ms += ms
             counter = _DURATIONS + bucket_of(ms)
-            counts[counter] = counts.get(counter, 0) + 1
+            counts[counter] = count_of(counter, 0) + 1
             if one.attempt == 1:
                 ms = began_ms - one.due_ms
                 lateness_ms += ms
                 counter = _LATENESSES + bucket_of(ms)
-                counts[counter] = counts.get(counter, 0) + 1
+                counts[counter] = count_of(counter, 0) + 1
     counts[DURATION], counts[LATENESS] = duration_ms, lateness_ms
     return counts
 
@@ -502,6 +508,22 @@ _A_LOOK: Final = 256
 """Entries that are looked through for a task that may be misspelt."""
 
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
+
+
+async def read_forwarded(store: Store, partition: int) -> bytes:
+    """Return the last entry of a partition that was forwarded to `history_target`; tell what went before it was."""
+    keys = store.keys.partitions[partition]
+    [values] = await store.run_one(keys.slot, [("HMGET", keys.runs_n, "forwarded", "runs.gone", "failed.gone")])
+    cursor = bytes(values[0] or b"0-0")
+    gone_ms = max(int(values[1] or 0), int(values[2] or 0))
+    if int(cursor.partition(b"-")[0]) < gone_ms:
+        log.warning("partition %d: runs up to %d ms were dropped, and not all forwarded before", partition, gone_ms)
+    return cursor
+
+
+async def write_forwarded(store: Store, partition: int, cursor: bytes) -> None:
+    keys = store.keys.partitions[partition]
+    await store.run_one(keys.slot, [("HSET", keys.runs_n, "forwarded", cursor)])
 
 
 def is_run_id(text: str, partitions: int) -> bool:

@@ -11,6 +11,7 @@ from ..model.clock import steady_s
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.ids import idh_of, occurrence_id, schedule_of
+from ..model.run import Run, passed_run
 from ..model.schedule.chain import ChainMemory, ChainState, after_loss, from_here, link_to
 from ..model.schedule.definition import Definition, pack_definition, unpack_definition
 from .codec import INDEXED, LANE, SCHEDULED, entry
@@ -18,6 +19,7 @@ from .keys import HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, address_pre
 from .queue_state import find_queued
 from .redis.connection import RedisCommand
 from .redis.sender import Group
+from .runs import runs_call
 from .store import Store
 from .tasks.cancel import last_cancelled
 from .tasks.index import look_up, look_up_packed
@@ -269,7 +271,12 @@ def _call(store: Store, keys: PartitionKeys, change: ScheduleWrite, at: bytes | 
         link.pack() if link is not None else "",
         *((row.idh, place.name, fresh_score(place), address_prefix(place), row.row) if row is not None else [""] * 5),
     ]
-    return store.scripts.call("schedule_put" if seen.definition is not None else "schedule_add", names, args)
+    # Planned times that this change passes over: those of a pause that ends here, for example.
+    passed = link.state.not_run_since(seen.link.state) if link is not None and seen.link is not None else ()
+    runs = [Run(passed_run(definition, slot, store.clock.now_ms())) for slot in passed if definition is not None]
+    run_keys, raw = runs_call(store, keys, runs)
+    script = "schedule_put" if seen.definition is not None else "schedule_add"
+    return store.scripts.call(script, [*names, *run_keys], [*args, raw])
 
 
 async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str | None]:

@@ -109,22 +109,27 @@ _SETTLE_S: Final = 0.2
 """Seconds to read output that is still in the pipes when the program has ended."""
 
 
-class Tail:
-    """The last bytes of a stream, and how many there were."""
+class Ends:
+    """The beginning and the end of a stream, half of `most` bytes each, and how many bytes there were."""
 
     def __init__(self, most: int) -> None:
+        self._head, self._tail = b"", b""
         self._most = most
-        self._data = b""
         self.size = 0
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        if self._most:
-            self._data = (self._data + data)[-self._most :]
+        room = self._most // 2 - len(self._head)
+        self._head += data[:room]
+        if self._most and (rest := data[room:]):
+            self._tail = (self._tail + rest)[-(self._most - self._most // 2) :]
 
     @property
     def data(self) -> bytes:
-        return self._data
+        left_out = self.size - len(self._head) - len(self._tail)
+        if not left_out or not self._most:
+            return self._head + self._tail
+        return b"%b\n[%d bytes left out]\n%b" % (self._head, left_out, self._tail)
 
 
 def _ignore(_text: str) -> None: ...
@@ -155,12 +160,12 @@ class Process:
             start_new_session=True,
         )
         ORPHAN_REAPER.watch(self._popen.pid)
-        self._tails = (Tail(output_bytes), Tail(output_bytes))
+        self._ends = (Ends(output_bytes), Ends(output_bytes))
         self._selector = selectors.DefaultSelector()
-        for stream, tail in zip((self._popen.stdout, self._popen.stderr), self._tails, strict=True):
+        for stream, ends in zip((self._popen.stdout, self._popen.stderr), self._ends, strict=True):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-            self._selector.register(stream, selectors.EVENT_READ, tail)
+            self._selector.register(stream, selectors.EVENT_READ, ends)
 
     def run(self, asked_to_end: Callable[[], bool], kill_after_s: float) -> Output:
         """Run until the program ends; when asked to end, terminate it, then kill it. Blocks: call it in a thread."""
@@ -177,7 +182,7 @@ class Process:
         finally:
             _running.discard(self)
             self._end()
-        out, err = self._tails
+        out, err = self._ends
         return Output(self._popen.returncode, out.data, err.data, out.size, err.size)
 
     def _has_ended(self) -> bool:

@@ -23,13 +23,13 @@ from ..model.run import (
     RunRecord,
     Verdict,
     buried,
-    code_of,
+    error_of,
     judge,
-    runs_of,
 )
 from ..model.text import describe, trace_of
 from ..store import job_queue
 from ..store.job_queue import pack_end
+from ..store.runs import within
 from .executor import JobRun
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def outcome_of(verdict: Verdict, traceback: str) -> Outcome | JobCancelled:
 
 
 IDLE_S: Final = 60.0
+RESULT_BYTES: Final = 8_192
+"""Most of a command's output that its result carries; the history has more of it."""
 
 
 class Finisher:
@@ -205,30 +207,31 @@ class Finisher:
         key = idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane)
         self._worker.failures.report(record.failure(said, key))
 
+    def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
+        """Return what the history keeps of a job that ends when it is taken."""
+        verdict, outcome = (buried(said.reason), said) if isinstance(said, Dead) else (STOPPED, DONE)
+        return self._runs(job, self._record(job, verdict, outcome, None), outcome, None)
+
     def _record(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> RunRecord:
         now_ms = self._store.clock.now_ms()
-        took_ms = round((time.monotonic() - run.started) * 1000) if run is not None and run.started else None
+        began_ms = now_ms - round((time.monotonic() - run.started) * 1000) if run is not None and run.started else 0
         output = None if run is None else run.output
-        exit_code = None if output is None else output.exit_code
+        exit_code, answer_bytes = (None, 0) if output is None else (output.exit_code, output.size)
         return RunRecord.of(
-            job.idh,
-            job.body,
-            verdict,
-            code_of(said) if exit_code is None else exit_code,
-            due_ms=job.original_due_ms,
-            began_ms=0 if took_ms is None else now_ms - took_ms,
-            ended_ms=now_ms,
-            by=self._name,
-            queue=job.queue,
-            answer_bytes=0 if output is None else output.stdout_bytes + output.stderr_bytes,
-        )
+            job, verdict, said, began_ms, now_ms, self._name,
+            code=exit_code, queue=job.queue, answer_bytes=answer_bytes,
+        )  # fmt: skip
 
     def _runs(self, job: Job, record: RunRecord, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt, and of one before it whose worker died."""
+        """Return what the history keeps of an attempt, and of those before it whose workers died."""
+        keeps = self._worker.options.history.keeps
         output, log = (None, ()) if run is None else (run.output, run.context.lines)
-        trace = trace_of(said.error) if isinstance(said, Retry | Dead) else ""
+        trace = trace_of(error_of(said))
         details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
-        return runs_of(record, details, self._worker.options.history, lost_before=job.deliveries > 1)
+        kept: tuple[Run, ...] = (Run(record, details),) if keeps(record) else ()
+        if job.deliveries > 1 and keeps(lost := record.as_lost()):
+            kept = (Run(lost),) * (job.deliveries - 1) + kept
+        return kept
 
     def _result(self, run: JobRun, verdict: Verdict) -> Result:
         ended_ms = self._store.clock.now_ms()
@@ -243,7 +246,7 @@ class Finisher:
             started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
             ended_ms=ended_ms,
             log=run.context.lines,
-            output=run.output,
+            output=within(RunDetails(output=run.output), RESULT_BYTES).output,
         )
 
     # -- writing -----------------------------------------------------------------------------------------

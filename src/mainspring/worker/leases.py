@@ -196,8 +196,8 @@ class Reclaimer:
         if not asks:
             return []
         asked = steady_s()
-        name, died = self._worker.options.name, self._worker.finisher.died
-        jobs = await job_queue.reclaim(self._store, name, asks, died, lease_ms=self._lease_ms)
+        name, endings = self._worker.options.name, self._worker.finisher
+        jobs = await job_queue.reclaim(self._store, name, asks, endings, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker stopped sending heartbeats; it runs here now", job.id, extra={"task": job.id})
         self._worker.executor.add(jobs, asked)

@@ -262,7 +262,7 @@ class Taker:
 
     async def _take(self, asks: job_queue.Asks) -> None:
         asked = steady_s()
-        jobs = await job_queue.take(self._store, self._worker.options.name, asks, self._worker.finisher.died)
+        jobs = await job_queue.take(self._store, self._worker.options.name, asks, self._worker.finisher)
         self._executor.add(interleaved(jobs), asked)
         self._took = self._took or bool(jobs)
         self.ready.came(asks, ((job.partition, job.queue) for job in jobs))

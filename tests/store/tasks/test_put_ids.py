@@ -249,7 +249,7 @@ async def test_a_retry_of_a_replaced_run_does_not_come_back(ticker: Ticker) -> N
         handlers={"log": lambda one: Retry("no", after_ms=1_000) if one.value() == "old" else None},
     ) as second:  # fmt: skip
         fired = [one.value() for one in await second.advance(minutes=1)]
-        assert fired == ["old", "new"]
+        assert sorted(fired) == ["new", "old"]
         await balance(second.store)
 
 

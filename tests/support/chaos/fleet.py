@@ -108,6 +108,7 @@ class Fleet:
             "MAINSPRING_LEASE": f"{int(self._lease_s * 1000)}ms",
             "MAINSPRING_RETRY_MAX_ATTEMPTS": "20",
             "MAINSPRING_SHUTDOWN_TIMEOUT": "25s",
+            "MAINSPRING_HISTORY": "log:=all",
         }
         # The recorder's socket is a file: it is reached from every network namespace, and by no cable.
         command = [

@@ -12,6 +12,7 @@ import msgspec
 
 from mainspring.client.client import Client
 from mainspring.model.errors import StoreError
+from mainspring.model.run import RunRecord
 from mainspring.model.task import ListedState, QueueState
 from mainspring.store.keys import Keyspace
 from mainspring.store.redis.servers import LinkOptions
@@ -32,6 +33,7 @@ from mainspring.testing.history import (
 )
 
 from ..planted_bugs import planted
+from ..recording import all_runs, compare_runs
 from .faults import Faults, Ground
 from .fleet import Fleet
 from .load import Load, Recurring, duplicates, twice_begun, unplanned, with_keys
@@ -86,6 +88,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, how many never ran."""
     doubled: int = 0
     """Of these, how many ran more than once; the rule `repeated` finds those that had no fault to excuse it."""
+    records: int = 0
+    """Of runs in the history, compared with what the recorder saw."""
+    untold: int = 0
+    """Attempts that the recorder saw and the history lacks."""
+    told_twice: int = 0
+    """Attempts that the history has more often than they took place."""
+    lost_runs: int = 0
+    """Records of attempts whose node or worker died."""
+    lost_unseen: int = 0
+    """Of these, how many died before the recorder saw the attempt."""
     unsure: int
     """Puts, moves and replaces whose answer was lost."""
     deliveries: int
@@ -123,6 +135,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         yield f"  tasks       {self.tasks}, of which {self.unsure} were never answered"
         yield f"  schedules   {self.recurring} planned runs, {self.missing} missing, {self.doubled} doubled by faults"
         yield f"  deliveries  {self.deliveries}, duplicates {self.duplicates}, changes of owner {self.takeovers}"
+        amiss = f"{self.untold} missing, {self.told_twice} doubled"
+        lost = f"{self.lost_runs} lost ({self.lost_unseen} before they were seen)"
+        yield f"  history     {self.records} records, {amiss}, {lost}"
         broken = ", ".join(f"{count} {rule}" for rule, count in sorted(self.violations.items())) or "none"
         yield f"  violations  {broken}; lost without a promise: {self.unpromised}"
         drained = "never" if self.drained_s is None else f"{self.drained_s:.2f} s"
@@ -171,6 +186,7 @@ class Run:
         self.keys = Keyspace(NAMESPACE, profile.partitions)
         self.witness = Witness(self.keys, self.journal.wrote)
         self.recorder = Recorder(self.journal, self.witness, folder / "recorder")
+        self.records: list[RunRecord] = []
         self.failures: list[str] = []
         self.drained_s: float | None = None
         self.partitions = ""
@@ -344,6 +360,7 @@ class Run:
                         LeftEvent(now_us(), put.accepted.task, info.state if info.state == "dead" else "gone")
                     )
         try:
+            self.records = await all_runs(client.store)
             await balance(client.store)
         except AssertionError as error:
             self.failures.append(f"the books do not balance: {error}")
@@ -359,6 +376,10 @@ class Run:
         if self.recorder.untold:
             self.failures.append(f"{len(self.recorder.untold)} deliveries whose begin no server has confirmed")
         events, last = history.events, slowest(history)
+        runs = compare_runs(NAMESPACE, self.records, events)
+        for what, some in (("missing from", runs.missing), ("doubled in", runs.doubled)):
+            if some:
+                self.failures.append(f"{len(some)} runs {what} the history: {some[:_SHOWN]}")
         planned = set(self.recurring.open) if self.recurring is not None else set()
         report = Report(
             profile=self.profile.name,
@@ -371,6 +392,11 @@ class Run:
             recurring=len(planned),
             missing=len(planned - self.recorder.ended),
             doubled=len(planned & twice_begun(events)),
+            records=runs.records,
+            untold=len(runs.missing),
+            told_twice=len(runs.doubled),
+            lost_runs=runs.lost,
+            lost_unseen=runs.unseen,
             unsure=sum(load.unsure for load in self.loads),
             deliveries=sum(isinstance(event, BegunEvent) for event in events),
             duplicates=duplicates(events),

@@ -98,6 +98,11 @@ _TIME: Final = (
         (Patch(LiveSlice, "load_bitmaps", _without_redo),),
     ),
     Mutation(
+        "lost-run-not-kept",
+        "a new owner delivers again what the former one had begun, and the history has one attempt",
+        (Patch(Outcomes, "lost", lambda _: lambda *_: ()),),
+    ),
+    Mutation(
         "takeover-forgets-what-is-done",
         "a new owner does not look at the done bits",
         (Patch(LiveSlice, "load_bitmaps", _without_done),),

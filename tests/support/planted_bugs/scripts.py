@@ -133,6 +133,11 @@ _COMMIT: Final = (
         ),
     ),
     Mutation(
+        "run-not-kept",
+        "a commit writes what it has to write, and leaves out the history",
+        (Rewrite("commit", "write_runs(now, ARGV[13])\nreturn", "return"),),
+    ),
+    Mutation(
         "done-without-dead-letter",
         "commit counts the death and marks the task done, and the dead letter is missing",
         (

@@ -19,7 +19,7 @@ from mainspring.store.store import Store
 from mainspring.testing.faults import Match
 from mainspring.testing.history import History, Violation, check
 from mainspring.testing.ticker import Ticker
-from tests.support.recording import Moments, RecordingClient, books, record, runs_told_twice
+from tests.support.recording import Moments, RecordingClient, books, record, runs_amiss
 
 LEASE_S: Final = 60
 """Long by the clock of the machine, which owners go by: no test shall lose a partition because it is slow."""
@@ -151,7 +151,7 @@ class World:
 
     async def findings(self) -> list[Violation]:
         await self.caller.look_back()
-        return check(self.history) + await books(self.store) + await runs_told_twice(self.store)
+        return check(self.history) + await books(self.store) + await runs_amiss(self.store, self.history)
 
 
 class NodeByHand:

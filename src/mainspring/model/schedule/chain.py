@@ -182,8 +182,21 @@ def after_begin(
         if is_late or state.behind_ms:
             state = replace(state, behind_ms=now_ms if is_late else 0)
     if definition.max_runs is not None and state.runs >= definition.max_runs:
-        next_ms = None
-    return next_ms, state
+        return None, state
+    return next_ms, _left_out(definition, state, link.planned_ms, next_ms)
+
+
+def _left_out(definition: Definition, state: ChainMemory, after_ms: int, next_ms: int | None) -> ChainMemory:
+    """Note the planned times that were excluded between two that were not."""
+    if not definition.exclude or next_ms is None:
+        return state
+    slots = replace(definition, exclude=()).slots
+    first_ms = slots.after(after_ms)
+    if first_ms is None or first_ms >= next_ms:
+        return state
+    last_ms = slots.newest(first_ms, next_ms - 1) or first_ms
+    count = slots.count(first_ms, last_ms) - definition.slots.count(first_ms, last_ms)
+    return state.without(NotRun(first_ms, last_ms, count, "excluded"))
 
 
 def _uncut(definition: Definition, state: ChainMemory, after_ms: int) -> int | None:

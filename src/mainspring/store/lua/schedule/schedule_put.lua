@@ -1,12 +1,14 @@
 -- Write a schedule: add, edit, pause, resume, roll back, remove, or schedule its next occurrence again.
 --
--- KEYS  n, slices, ids, sched, next, revisions; s of the new place; s, f, x of the old one
+-- KEYS  n, slices, ids, sched, next, revisions; s of the new place; s, f, x of the old one; if runs are written, those of
+--       lib/_runs.lua
 -- ARGV  name
 --       the state the caller has read: 'live' | 'gone', generation (of the definition, or of the last revision; 0 = none),
 --         the first 12 bytes of its next value ('' = none)
 --       the definition to write ('' = remove, '=' = leave as it is), revisions to keep, ms to keep those of a removed one
 --       the planned occurrence to cancel: idh ('' = none), its index value ('' = none), slice, g, index
 --       the new next value ('' = none), idh of the new occurrence ('' = none), slice, score, address prefix, entry
+--       runs (see lib/_runs.lua, '' = none): planned times that did not run
 -- returns {status}: ok | changed (the schedule was written by another caller, or its chain advanced) | moved (the
 --   occurrence to cancel is elsewhere by now) | taken (the new occurrence's id is in use: it ran already)
 -- keeps: a schedule has one planned occurrence, of its own generation; the old one never begins after this.
@@ -59,4 +61,5 @@ if definition ~= '=' then
   end
 end
 if value == '' then redis.call('HDEL', next_key, name) else redis.call('HSET', next_key, name, value) end
+write_runs(now_us(), ARGV[19])
 return {'ok'}
