@@ -304,7 +304,7 @@ class Flow:
 
     def is_open(self, target: str) -> bool:
         """Return whether the circuit breaker of a target's receiver is open; half-open, it lets its probes through."""
-        flow_limit = self._bounded.get(receiver_of(target, self.commands)) if self._bounded else None
+        flow_limit = self._bounded_of(target)
         return flow_limit is not None and flow_limit.breaker is not None and flow_limit.breaker.state == "open"
 
     @property
