@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .model.explain import Explanation
     from .model.job import Output, Result
     from .model.lane import LaneInfo, LanePolicy, Pause, Scope
+    from .model.notice import Beat
     from .model.retry import RetryPolicy, WorstCase, worst_case
     from .model.run import HistoryState, KeptRun, RunCounts, RunDetails, RunRecord, RunsPage
     from .model.schedule.chain import NotRun, PastRun
@@ -59,6 +60,7 @@ __all__ = [
     "DONE",
     "Ambiguous",
     "Backfilled",
+    "Beat",
     "Client",
     "Command",
     "Config",
@@ -191,6 +193,7 @@ _MODULES: Final = {
         "Pause",
         "Scope",
     ),
+    "model.notice": ("Beat",),
     "model.retry": (
         "RetryPolicy",
         "WorstCase",

@@ -115,12 +115,11 @@ class Loops:
         self.sweep = Loop("sweeper")
         self.pause = Loop("pauses", max_backoff_s=0.5)
         self.permit = Loop("permits", max_backoff_s=0.5)
-        self.notify = Loop("notifier")
         self.forward = Loop("forwarder")
 
     def __iter__(self) -> Iterator[Loop]:
         loops = (self.keep, self.read, self.fire, self.plan, self.sweep, self.pause, self.permit)
-        return iter((*loops, self.notify, self.forward))
+        return iter((*loops, self.forward))
 
 
 QUIET_S: Final = 10.0

@@ -28,7 +28,9 @@ from tests.support.api_calls import LATER, Api, serving_api
 
 RULES: dict[str, Right | None] = {
     "POST /ticks": "submit",
+    "GET /v1/beats": "read",
     "POST /v1/beats/{name}": "submit",
+    "DELETE /v1/beats/{name}": "operate",
     "POST /v1/tasks": "submit",
     "POST /v1/tasks:batch": "submit",
     "GET /v1/tasks": "read",

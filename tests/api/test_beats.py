@@ -2,14 +2,12 @@
 
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
 from mainspring.config.config import Config
-from mainspring.model.notice import BeatState, Expected
 from mainspring.store import notices
 from mainspring.testing.servers import Server
-from tests.support.api_calls import LATER, Api, serving_api
+from tests.support.api_calls import Api, serving_api
 
 
 @pytest.fixture
@@ -24,8 +22,20 @@ async def test_a_beat_says_once_when_the_next_is_expected(api: Api) -> None:
     assert (unknown.status, unknown.problem) == (404, "not-found")
     assert "say when it is expected" in unknown.json["detail"]
     first = await api.post("/v1/beats/backup", {"every": "1h", "grace": "5m"})
-    assert first.status == 202
-    assert first.json["outcome"] == "created"
+    assert first.status == 200
+    assert first.json["name"] == "backup"
+    assert (first.json["every"], first.json["grace"], first.json["last"] is None) == ("1h", "5m", False)
+    assert first.json["deadline_ms"] == first.json["last_ms"] + 65 * 60_000
+    listed = await api.get("/v1/beats")
+    assert listed.json["beats"] == [first.json]
+
+
+async def test_a_beat_is_removed_once(api: Api) -> None:
+    await api.post("/v1/beats/backup", {"cron": "0 2 * * *", "timezone": "Europe/Paris"})
+    removed = await api.delete("/v1/beats/backup")
+    assert (removed.status, removed.json) == (200, {"name": "backup", "outcome": "removed"})
+    assert (await api.delete("/v1/beats/backup")).status == 404
+    assert (await api.get("/v1/beats")).json["beats"] == []
 
 
 @pytest.mark.parametrize(
@@ -45,20 +55,32 @@ async def test_a_wrong_expectation_is_refused(api: Api, body: dict[str, object],
 
 async def test_a_key_that_is_limited_to_beats_reaches_nothing_else(api: Api) -> None:
     api.token = await api.key("submit-only", targets=("beat:backup",))
-    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 202
+    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 200
     assert (await api.post("/v1/beats/other", {"every": "1h"})).status == 403
+    assert (await api.delete("/v1/beats/backup")).status == 403  # who sends beats cannot stop the watch
+    assert (await api.get("/v1/beats")).status == 403
     assert (await api.post("/v1/tasks", {"target": "log:", "payload": 1})).status == 403
+
+
+async def test_a_key_sees_and_removes_only_the_beats_that_it_is_limited_to(api: Api) -> None:
+    for name in ("backup", "other"):
+        assert (await api.post(f"/v1/beats/{name}", {"every": "1h"})).status == 200
+    api.token = await api.key("operator", targets=("beat:backup",))
+    assert [one["name"] for one in (await api.get("/v1/beats")).json["beats"]] == ["backup"]
+    assert (await api.delete("/v1/beats/other")).status == 403
+    assert (await api.delete("/v1/beats/backup")).status == 200
+    assert (await api.post("/v1/tasks", {"target": "beat:backup", "payload": 1})).status == 400
 
 
 async def test_a_key_that_may_not_operate_cannot_change_when_a_beat_is_expected(api: Api) -> None:
     """`every = 10y` would silence the watch on somebody else's job."""
-    await watch(api, "backup", deadline_ms=LATER)
+    assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 200
     api.token = await api.key("submit-only")
-    assert (await api.post("/v1/beats/backup", {"every": "60m"})).status == 202
-    assert (await api.post("/v1/beats/backup")).status == 202
+    assert (await api.post("/v1/beats/backup", {"every": "60m"})).status == 200
+    assert (await api.post("/v1/beats/backup")).status == 200
     assert (await api.post("/v1/beats/backup", {"every": "3000d"})).problem == "forbidden"
     api.token = await api.key("operator")
-    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).status == 202
+    assert (await api.post("/v1/beats/backup", {"every": "3000d"})).status == 200
 
 
 @pytest.mark.parametrize("target", ["beat:backup", "notify:ops", "notify:ops/digest"])
@@ -71,20 +93,13 @@ async def test_no_caller_forges_beats_and_notices(api: Api, target: str) -> None
     assert (await api.post("/v1/schedules", schedule)).problem == "invalid"
 
 
-async def test_the_number_of_beats_is_bounded_and_those_nobody_watches_make_room(
+async def test_the_number_of_beats_is_bounded_and_removed_ones_make_room(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "MOST_BEATS", 2)
-    await watch(api, "a", deadline_ms=LATER)
-    await watch(api, "b", deadline_ms=LATER)
+    for name in ("a", "b"):
+        assert (await api.post(f"/v1/beats/{name}", {"every": "1h"})).status == 200
     assert (await api.post("/v1/beats/c", {"every": "1h"})).problem == "conflict"
-    assert (await api.post("/v1/beats/a", {"every": "2h"})).status == 202
-    await watch(api, "b", deadline_ms=1)
-    assert (await api.post("/v1/beats/c", {"every": "1h"})).status == 202
-
-
-async def watch(api: Api, name: str, *, deadline_ms: int) -> None:
-    """Write what the sink of beats writes; the node of this test has none."""
-    keys = api.client.store.keys
-    state = msgspec.msgpack.encode(BeatState(Expected(every_ms=3_600_000), deadline_ms=deadline_ms))
-    await api.client.store.run_one(keys.slot, [("HSET", keys.watched, name, state)])
+    assert (await api.post("/v1/beats/a", {"every": "2h"})).status == 200
+    assert (await api.delete("/v1/beats/b")).status == 200
+    assert (await api.post("/v1/beats/c", {"every": "1h"})).status == 200

@@ -141,6 +141,18 @@ async def test_a_breaker_closes_after_a_while_without_a_task_for_its_receiver(ti
     assert flow.bounded == []
 
 
+async def test_tasks_that_wait_for_a_host_are_not_sent_once_its_breaker_has_opened(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink}, options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    with receiving(lambda _: Answer(503)) as dead:
+        await put(ticker, dead.url, 1_000)
+        await ticker.advance(seconds=1)
+        assert len(dead.requests) < 300, "the others were under way too, and waited"
+        waiting = (await ticker.client.list(limit=1_000)).tasks
+        assert sum(one.attempt == 1 for one in waiting) == 1_000 - len(dead.requests), "and count as not tried"
+
+
 async def test_a_dead_host_is_left_alone_and_a_healthy_one_is_served(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:

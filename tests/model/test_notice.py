@@ -9,7 +9,7 @@ from mainspring.model import notice
 from mainspring.model.delivery import Response
 from mainspring.model.errors import InvalidInput
 from mainspring.model.notice import (
-    BeatReport,
+    Beat,
     Beats,
     Channels,
     Decided,
@@ -20,7 +20,7 @@ from mainspring.model.notice import (
     Rule,
     Signal,
     SmtpServer,
-    after_report,
+    beat_signal,
     decide,
     signals_of,
 )
@@ -44,7 +44,7 @@ def channels(**table: Any) -> Channels:
 
 def told(records: Iterable[RunRecord], some: Channels) -> list[Decided]:
     """Follow records one after the other."""
-    episodes = Episodes()
+    episodes = Episodes({})
     return [
         one
         for place, record in enumerate(records)
@@ -114,7 +114,6 @@ def test_the_same_runs_read_again_make_notices_with_the_same_ids() -> None:
         (run("cancelled"), None),
         (run("skipped"), None),
         (run("dead", target="notify:ops/digest", planned_ms=None), None),
-        (run("dead", target="beat:backup", planned_ms=None), None),
     ],
 )  # fmt: skip
 def test_what_a_run_is_called(record: RunRecord, expected: tuple[str, str] | None) -> None:
@@ -128,6 +127,7 @@ def test_a_run_that_began_late_is_told_although_it_succeeded() -> None:
     [one] = told([run("done"), late, late], some)
     assert (one.notice.kind, one.notice.reason) == ("late", "it began 7s late")
     assert kinds(told([late, run("done")], some)) == ["late", "recovered"]
+    assert told([late, run("dead")], some)[2].notice.reason == "it begins in time again", "though it fails"
     assert kinds(told([second_attempt(late)], some)) == []
     assert kinds(told([late], channels())) == []
 
@@ -139,7 +139,7 @@ def second_attempt(record: RunRecord) -> RunRecord:
 
 def test_receivers_that_fail_once_and_are_never_called_again_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notice, "MOST_EPISODES", 20)
-    episodes = Episodes()
+    episodes = Episodes({})
     for number in range(100):
         dead = run("dead", T0_MS + number, planned_ms=None, target=f"kafka:topic-{number}")
         told_of = [one for signal in signals_of(dead, str(number)) for one in episodes.take(signal, channels())]
@@ -155,7 +155,7 @@ def test_each_channel_says_what_is_late_for_it() -> None:
         {"strict": {"url": "https://a.example/", "late": "1s"}, "lax": {"url": "https://a.example/", "late": "1m"}}
     )
     late = run("done", due_ms=T0_MS - 7_000, began_ms=T0_MS)
-    found = [one for signal in signals_of(late, "1") for one in Episodes().take(signal, some)]
+    found = [one for signal in signals_of(late, "1") for one in Episodes({}).take(signal, some)]
     assert [one.channel for one in found] == ["strict"]
 
 
@@ -168,7 +168,7 @@ def test_dead_tasks_of_a_target_without_recorded_successes_are_told_again_after_
 
 
 def test_a_state_that_lasts_is_told_at_once_and_reminded_of_no_more_than_every_hour() -> None:
-    some, episodes = channels(after=3, remind="each"), Episodes()
+    some, episodes = channels(after=3, remind="each"), Episodes({})
     found = []
     for at_ms in range(T0_MS, T0_MS + 3 * HOUR_MS, 10_000):
         state = Signal("queue:mail", "no worker", bad=True, at_ms=at_ms, place="x", queue="mail", lasts=True)
@@ -205,7 +205,7 @@ def test_two_channels_have_episodes_of_their_own() -> None:
     some = Channels.read(
         {"all": {"url": "https://a.example/"}, "third": {"url": "https://b.example/", "after": 3}},
     )
-    episodes = Episodes()
+    episodes = Episodes({})
     found = [
         (one.channel, one.notice.kind)
         for at, end in enumerate(("dead", "dead", "dead", "done"))
@@ -219,7 +219,7 @@ def test_two_channels_have_episodes_of_their_own() -> None:
 
 def test_a_long_subject_makes_an_id_that_is_allowed() -> None:
     signal = Signal("kafka:" + "ü" * 300, "breaker", bad=True, at_ms=T0_MS, place="1-1")
-    [one] = Episodes().take(signal, Channels.read({"c" * 64: {"url": "https://a.example/"}}))
+    [one] = Episodes({}).take(signal, Channels.read({"c" * 64: {"url": "https://a.example/"}}))
     assert len(one.id.encode()) <= 256
 
 
@@ -272,6 +272,7 @@ def test_settings_are_read_and_written_back() -> None:
         ({"to": "mail:ops@example.com"}, "give the mail server too"),
         ({**MAIL, "to": "mail:ops"}, "'ops' is no mail address"),
         ({**MAIL, "to": "mail:a@b.c\r\nBcc: x@y.z"}, "is no mail address"),
+        ({**MAIL, "to": "mail:bücher@example.com"}, "is no mail address"),
         ({**MAIL, "from": "me"}, "'me' is no mail address"),
         ({**MAIL, "smtp": "mx.example.com"}, "no address of a mail server"),
         ({**MAIL, "smtp": "smtp://mx.example.com:99999"}, "the port is no number"),
@@ -318,28 +319,33 @@ def test_the_port_and_the_kind_of_tls_of_a_mail_server() -> None:
 # -- beats ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_beat_that_does_not_come_is_missed_and_told_when_it_comes_again() -> None:
-    some, hourly = channels(), Expected.make(every="1h", grace="5m")
-    state, found = after_report("backup", None, BeatReport(came_ms=T0_MS, expected=hourly), None, some, T0_MS)
-    assert found == []
-    assert state.deadline_ms == T0_MS + 65 * 60_000
-    late_ms = state.deadline_ms
-    missed, [one] = after_report("backup", state, BeatReport(deadline_ms=late_ms), None, some, late_ms)
-    assert (one.notice.kind, one.notice.subject) == ("missed", "beat:backup")
-    assert one.notice.reason == "the last beat came at 2027-01-15T08:00:00.000Z"
-    assert missed.deadline_ms == late_ms + 65 * 60_000
-    back_ms = late_ms + 1_000
-    well, [two] = after_report("backup", missed, BeatReport(came_ms=back_ms), None, some, back_ms)
-    assert two.notice.kind == "recovered"
-    assert well.episodes == {}
-    assert well.last_ms == back_ms
+def test_a_beat_is_missed_after_its_deadline_and_says_when_the_last_one_came() -> None:
+    hourly = Expected.make(every="1h", grace="5m")
+    assert hourly is not None
+    beat = Beat("backup", hourly, hourly.deadline_ms(T0_MS), T0_MS)
+    assert beat.deadline_ms == T0_MS + 65 * 60_000
+    assert not beat_signal(beat, beat.deadline_ms).bad
+    missed = beat_signal(beat, beat.deadline_ms + 1)
+    assert (missed.bad, missed.kind, missed.subject) == (True, "missed", "beat:backup")
+    assert missed.reason == "the last beat came at 2027-01-15T08:00:00.000Z"
+    never = beat_signal(Beat("backup", hourly, hourly.deadline_ms(T0_MS)), T0_MS + 2 * HOUR_MS)
+    assert never.reason == "it never came"
 
 
-def test_reports_that_are_repeated_or_overtaken_change_nothing() -> None:
-    some, hourly = channels(), Expected.make(every="1h", grace="5m")
-    state, _ = after_report("backup", None, BeatReport(came_ms=T0_MS, expected=hourly), None, some, T0_MS)
-    for report in (BeatReport(came_ms=T0_MS), BeatReport(came_ms=T0_MS - 1), BeatReport(deadline_ms=T0_MS)):
-        assert after_report("backup", state, report, None, some, T0_MS + 1) == (state, [])
+def test_a_beat_that_came_just_before_it_was_found_missing_ends_the_episode() -> None:
+    hourly, episodes = Expected.make(every="1h", grace="5m"), Episodes({})
+    assert hourly is not None
+    some, now_ms = channels(), T0_MS + 2 * HOUR_MS
+    assert kinds(episodes.take(beat_signal(Beat("backup", hourly, T0_MS), now_ms), some)) == ["missed"]
+    came = Beat("backup", hourly, now_ms + HOUR_MS, last_ms=now_ms - 5)  # by a clock that is 5 ms behind
+    assert kinds(episodes.take(beat_signal(came, now_ms + 10_000), some)) == ["recovered"]
+
+
+def test_a_beat_is_read_from_what_the_api_shows() -> None:
+    hourly = Expected.make(every="1h", grace="5m")
+    assert hourly is not None
+    for beat in (Beat("a", hourly, T0_MS, T0_MS - 1), Beat("b", hourly, T0_MS)):
+        assert Beat.from_dict(beat.as_dict()) == beat
 
 
 def test_a_beat_is_expected_after_its_cron_line() -> None:
@@ -347,21 +353,6 @@ def test_a_beat_is_expected_after_its_cron_line() -> None:
     assert nightly is not None
     at_0203_ms = 1_800_061_380_000  # 2027-01-16 02:03 in Paris
     assert nightly.deadline_ms(at_0203_ms) == at_0203_ms + 24 * HOUR_MS + 7 * 60_000
-
-
-def test_a_beat_that_never_came_is_missed_too_if_the_settings_expect_it() -> None:
-    some, expected = channels(), Beats.read({"backup": {"every": "1h"}})["backup"]
-    state, found = after_report("backup", None, BeatReport(expected=expected), expected, some, T0_MS)
-    assert (found, state.last_ms) == ([], 0)
-    _, [one] = after_report(
-        "backup", state, BeatReport(deadline_ms=state.deadline_ms), expected, some, state.deadline_ms
-    )
-    assert one.notice.reason == "it never came"
-
-
-def test_a_beat_nobody_expects_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="give every or cron"):
-        after_report("backup", None, BeatReport(came_ms=T0_MS), None, channels(), T0_MS)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Notices of recorded runs: what a node tells of its partitions and of what it sees, and what the leader does."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
@@ -8,18 +9,18 @@ import pytest
 
 from mainspring.engine.partition import Partition
 from mainspring.model.delivery import Dead, Response
-from mainspring.model.errors import InvalidInput, NotFound, Unavailable
+from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
 from mainspring.model.ids import idh_of
 from mainspring.model.notice import Beats, Channels
 from mainspring.model.run import Run, RunDetails, RunRecord
 from mainspring.model.workers import WorkerInfo
 from mainspring.node import notifier
-from mainspring.node.notifier import NoticeOptions, Notifier
+from mainspring.node.notifier import NoticeOptions, Notifier, NotifySink
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.notify import BeatSink, NotifySink
 from mainspring.store import members
+from mainspring.store import notices as store_notices
 from mainspring.store.keys import partition_of
-from mainspring.store.notices import ENTRIES_AT_ONCE, Notices
+from mainspring.store.notices import ENTRIES_AT_ONCE, SETTLED_MS, Notes, Notices
 from mainspring.store.owner import fire
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
@@ -40,18 +41,22 @@ class Scene:
     def fresh(self, *, leads: bool = False, **options: Any) -> Notifier:
         """Return the notifier of a node that has just started."""
         given = NoticeOptions(self.channels, **options)
-        return Notifier(self.ticker.store, self.ticker.engine.owned, given, self, lambda: leads)
+        owned = self.ticker.engine.owned
+        return Notifier(self.ticker.store, given, owned, lambda: self.unavailable, lambda: leads)
 
     def partition_of(self, name: str) -> Partition:
         return self.ticker.engine.owned[partition_of(name, len(self.ticker.store.keys))]
 
-    async def record(self, *records: RunRecord | Run, partition: str = "nightly") -> None:
+    async def record(self, *records: RunRecord | Run, partition: str = "nightly", settled: bool = True) -> None:
         owner = self.partition_of(partition)
-        self.ticker.clock.advance(ms=1)
+        if settled:
+            self.ticker.clock.advance(ms=1)
         runs = [one if isinstance(one, Run) else Run(one) for one in records]
         work = fire.Commit(owner.number, owner.token, owner.seq + 1, 0, 0, [], [], [], [], runs=runs)
         assert await fire.commit(self.ticker.store, work) == "ok"
         owner.seq += 1
+        if settled:
+            self.ticker.clock.advance(ms=SETTLED_MS + 1)
 
     def run(self, end: Any = "done", schedule: str = "nightly", **more: Any) -> RunRecord:
         now_ms = self.ticker.clock.now_ms()
@@ -95,12 +100,11 @@ async def http() -> AsyncIterator[HttpSink]:
 
 @pytest.fixture
 async def stage(tickers: Tickers, store: Store, receiver: Receiver, http: HttpSink) -> Callable[..., Awaitable[Scene]]:
-    async def make(beats: object = None, handlers: Any = None, workers: bool = False, **table: Any) -> Scene:
+    async def make(handlers: Any = None, workers: bool = False, **table: Any) -> Scene:
         channels = Channels.read({"ops": {"url": receiver.url, **table}})
-        sinks = {"notify": NotifySink(channels, http, "shop"), "beat": BeatSink(channels, Beats.read(beats or {}))}
-        ticker = await tickers(sinks=sinks, handlers=handlers, workers=workers)
-        for sink in sinks.values():
-            sink.store = Notices(ticker.store)
+        sink = NotifySink(channels, http, "shop")
+        ticker = await tickers(sinks={"notify": sink}, handlers=handlers, workers=workers)
+        sink.notices = Notices(ticker.store)
         await ticker.turn()
         scene = Scene(ticker, receiver, channels)
         await scene.look()
@@ -141,8 +145,7 @@ async def test_the_notice_has_the_answer_of_the_receiver(scene: Scene) -> None:
 
 async def test_runs_recorded_before_anybody_wanted_notices_are_not_told(stage: Stage) -> None:
     scene = await stage()
-    partition = scene.partition_of("weekly")
-    keys = scene.ticker.store.keys.partitions[partition.number]
+    keys = scene.ticker.store.keys
     await scene.ticker.store.run_one(keys.slot, [("DEL", keys.notes)])
     await scene.record(scene.run("dead", "weekly"), partition="weekly")
     new = scene.fresh()
@@ -161,6 +164,20 @@ async def test_a_success_that_was_recorded_between_two_looks_ends_the_episode(sc
     await scene.look()
     await scene.minute()
     assert sorted(one["kind"] for one in scene.notices) == ["failed", "failed", "recovered", "recovered"]
+
+
+async def test_a_millisecond_that_is_not_over_is_not_followed_yet(scene: Scene) -> None:
+    """A node that dies may have seen only some of its runs, and its successor sees them all, in another order."""
+    await scene.record(scene.run("dead"))
+    await scene.look()
+    at_ms = scene.ticker.clock.now_ms()
+    await scene.record(scene.run("done", ended_ms=at_ms), settled=False)
+    await scene.look()  # whoever follows it here ends the episode
+    await scene.record(scene.run("lost", ended_ms=at_ms - 1), settled=False)
+    scene.ticker.clock.advance(ms=SETTLED_MS + 1)
+    await scene.look()
+    await scene.minute()
+    assert sorted(one["kind"] for one in scene.notices) == ["failed", "recovered"]
 
 
 async def test_many_runs_are_followed_in_the_order_in_which_they_were_recorded(scene: Scene) -> None:
@@ -201,8 +218,8 @@ class Losing(Notices):
         if tasks:
             self._lose("put")
 
-    async def write_notes(self, partition: Any, before: bytes, after: bytes, changed: Any) -> bool:
-        written = await super().write_notes(partition, before, after, changed)
+    async def write_notes(self, notes: Any, changed: Any, *where: Any) -> Notes | None:
+        written = await super().write_notes(notes, changed, *where)
         if changed:
             self._lose("write")
         return written
@@ -251,11 +268,64 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
-    silent = Notifier(store, scene.ticker.engine.owned, NoticeOptions(), scene, lambda: True)
-    silent._notices = Losing(store, "read")
+    silent = Notifier(store, NoticeOptions(), scene.ticker.engine.owned, lambda: scene.unavailable, lambda: True)
+    before = await Notices(store).read_notes(Notes())
     await scene.record(scene.run("dead"))
     assert await silent.step() > 1
-    assert silent._known == {}
+    assert await Notices(store).read_notes(Notes()) == before
+
+
+async def test_a_receiver_whose_tasks_lie_in_many_partitions_has_one_episode(scene: Scene) -> None:
+    second = scene.fresh()
+    lost = ("dead", "dead", "dead")
+    for number, end in enumerate((*lost, "done")):
+        name = f"order-{number}"
+        await scene.record(scene.run(end, name, planned_ms=None), partition=name)
+        await scene.look(second if number % 2 else None)
+    await scene.minute()
+    assert len({scene.partition_of(f"order-{number}").number for number in range(4)}) > 2
+    assert [(one["kind"], one["count"]) for one in scene.notices] == [("dead", 1), ("recovered", 3)]
+
+
+async def test_a_success_of_another_partition_that_ended_before_the_failure_ends_nothing(scene: Scene) -> None:
+    before_ms = scene.ticker.clock.now_ms()
+    await scene.record(scene.run("dead", "order-1", planned_ms=None), partition="order-1")
+    await scene.look()
+    early = scene.run("done", "order-2", planned_ms=None, ended_ms=before_ms - 5)
+    await scene.record(early, partition="order-2")
+    await scene.look()
+    await scene.minute()
+    assert scene.titles == ["https://shop.example dead"]
+
+
+async def test_two_nodes_that_write_at_once_lose_no_decision(scene: Scene) -> None:
+    other = scene.fresh()
+    await scene.look(other)
+    for number in range(8):
+        name = f"order-{number}"
+        await scene.record(scene.run("dead", name, planned_ms=None), partition=name)
+
+    async def follow(one: Notifier) -> None:
+        while await one.step() == 0.0:
+            pass
+
+    await asyncio.gather(follow(scene.notifier), follow(other))
+    await scene.ticker.turn()
+    [episode] = (await Notices(scene.ticker.store).read_notes(Notes())).episodes.values()
+    assert episode.failures == 8
+
+
+async def test_episodes_that_nothing_will_end_are_forgotten(scene: Scene) -> None:
+    leader = scene.fresh(leads=True)
+    await scene.record(scene.run("dead"), scene.run("dead", "order-1", planned_ms=None))
+    await scene.look(leader)
+    left: list[int] = []
+    for days in (2, 40):
+        scene.ticker.clock.advance(seconds=days * 86_400)
+        await scene.ticker.turn()
+        await scene.look(leader)
+        left.append(len((await Notices(scene.ticker.store).read_notes(Notes())).episodes))
+    assert left == [1, 0]
 
 
 async def test_runs_that_cannot_be_read_do_not_stop_the_others(scene: Scene) -> None:
@@ -297,6 +367,22 @@ async def test_an_open_breaker_is_told_once_for_all_nodes_and_its_end_too(scene:
     assert scene.titles[1:] == ["https://shop.example recovered"]
 
 
+async def test_a_breaker_whose_node_died_is_over_when_no_node_has_it_open(scene: Scene) -> None:
+    leader = scene.fresh(leads=True)
+    scene.unavailable = {"https://shop.example"}
+    await scene.look(leader)
+    for _ in range(5):
+        await scene.minute()
+        await scene.look(leader)
+    assert scene.titles == ["https://shop.example unavailable"]
+    scene.unavailable = set()
+    leader = scene.fresh(leads=True)  # the other one was killed
+    for _ in range(5):
+        await scene.look(leader)
+        await scene.minute()
+    assert scene.titles[1:] == ["https://shop.example recovered"]
+
+
 async def test_jobs_that_no_worker_takes_are_told_and_so_is_the_worker_that_comes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +412,7 @@ async def test_a_target_that_answers_410_is_told(stage: Stage) -> None:
     await scene.ticker.client.put("target:shop", 1)
     await scene.ticker.turn()
     await scene.ticker.engine.pauses.flush()
+    scene.ticker.clock.advance(ms=SETTLED_MS + 1)
     await scene.look(leader)
     await scene.minute()
     assert scene.titles == ["1 dead, 1 stopped"]
@@ -365,17 +452,62 @@ async def test_a_caller_who_takes_the_ids_of_the_watchdogs_calls_does_not_stop_t
 
 
 async def test_a_beat_of_the_settings_is_missed_even_if_it_never_came(stage: Stage) -> None:
-    tables = {"backup": {"every": "10m", "grace": "0s"}}
-    scene = await stage(beats=tables)
-    leader = scene.fresh(leads=True, beats=Beats.read(tables))
-    await scene.look(leader)
+    scene = await stage()
+    leader = scene.fresh(leads=True, beats=Beats.read({"backup": {"every": "10m", "grace": "0s"}}))
     for _ in range(12):
+        await scene.look(leader)
         await scene.minute()
     assert scene.titles == ["beat:backup missed"]
+    assert scene.notices[0]["reason"] == "it never came"
     await scene.ticker.client.beat("backup")
     for _ in range(3):
+        await scene.look(leader)
         await scene.minute()
     assert scene.titles[1:] == ["beat:backup recovered"]
+
+
+async def test_beats_that_come_are_quiet_one_that_does_not_is_missed_and_the_next_recovers(scene: Scene) -> None:
+    leader, client = scene.fresh(leads=True), scene.ticker.client
+    await client.beat("backup", every="10m", grace="1m")
+    for minute in range(56):
+        if minute in (10, 20, 30):
+            await client.beat("backup")
+        await scene.look(leader)
+        await scene.minute()
+        expected = [] if minute < 42 else ["beat:backup missed"]
+        assert scene.titles == expected, minute
+    leader = scene.fresh(leads=True)  # the next leader goes on with what is stored
+    await client.beat("backup")
+    await scene.look(leader)
+    await scene.minute()
+    await scene.minute()
+    assert scene.titles == ["beat:backup missed", "beat:backup recovered"]
+
+
+async def test_a_beat_that_stays_away_is_told_again_if_reminders_are_asked_for(stage: Stage) -> None:
+    scene = await stage(remind="1h")
+    leader = scene.fresh(leads=True)
+    await scene.ticker.client.beat("backup", every="10m", grace="0s")
+    for _ in range(205):
+        await scene.look(leader)
+        await scene.minute()
+    assert scene.titles == ["beat:backup missed"] * 4
+
+
+async def test_a_beat_that_is_removed_is_neither_missed_nor_recovered(scene: Scene) -> None:
+    leader, client = scene.fresh(leads=True), scene.ticker.client
+    for name in ("late", "early"):
+        await client.beat(name, every="1m", grace="0s")
+    assert await client.remove_beat("early")
+    assert not await client.remove_beat("early")
+    for minute in range(6):
+        if minute == 4:
+            assert await client.remove_beat("late")
+        await scene.look(leader)
+        await scene.minute()
+    assert scene.titles == ["beat:late missed"]
+    assert await client.beats() == []
+    assert (await Notices(scene.ticker.store).read_notes(Notes())).episodes == {}
 
 
 async def test_a_beat_of_which_nobody_has_said_anything_is_not_taken(scene: Scene) -> None:
@@ -384,12 +516,21 @@ async def test_a_beat_of_which_nobody_has_said_anything_is_not_taken(scene: Scen
         await client.beat("backup")
     with pytest.raises(InvalidInput, match="give one of them"):
         await client.beat("backup", every="1h", cron="* * * * *")
-    await client.beat("backup", every="1h")
-    await scene.ticker.turn()
-    await client.beat("backup")
-    await scene.ticker.turn()
-    [deadline] = (await client.list()).tasks
-    assert (deadline.id, deadline.target) == ("beat/backup", "beat:backup")
+    first = await client.beat("backup", every="1h")
+    scene.ticker.clock.advance(seconds=1)
+    assert (await client.beat("backup")).deadline_ms == first.deadline_ms + 1_000
+    with pytest.raises(InvalidInput, match="128"):
+        await client.beat("b" * 129, every="1h")
+
+
+async def test_beats_are_limited_in_number(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_notices, "MOST_BEATS", 2)
+    client = scene.ticker.client
+    for name in "ab":
+        await client.beat(name, every="1h")
+    with pytest.raises(Conflict, match="2 beats are watched already"):
+        await client.beat("c", every="1h")
+    await client.beat("a")
 
 
 # -- with a real engine --------------------------------------------------------------------------------------------

@@ -90,6 +90,11 @@ def test_retry_after_counts_only_where_trying_again_makes_sense() -> None:
     assert isinstance(outcome_of(Response(404, told), NOW_S), Dead)
 
 
+def test_headers_that_log_people_in_are_kept_without_their_values() -> None:
+    given = [("Set-Cookie", "session=secret"), ("authorization", "Bearer secret"), ("X-Id", "7")]
+    assert kept_headers(given) == (("Set-Cookie", "***"), ("authorization", "***"), ("X-Id", "7"))
+
+
 def test_headers_are_kept_within_bounds() -> None:
     kept = kept_headers((f"X-{number}", "v" * 10_000) for number in range(1000))
     assert len(kept) == MAX_HEADERS

@@ -1,4 +1,4 @@
-"""Notices on their way out: boxes, digests, mail, chats and webhooks, on real servers; and beats that do not come."""
+"""Notices on their way out: boxes, digests, mail, chats and webhooks, on real servers."""
 
 import json
 import sys
@@ -11,10 +11,12 @@ import pytest
 
 from mainspring.model.delivery import DONE, Outcome, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.notice import BeatReport, Beats, Channels, Decided, Expected, Notice, Taken, notice_tasks
+from mainspring.model.notice import Channels, Decided, Notice, Taken, notice_tasks
 from mainspring.model.task import Task
+from mainspring.node.notifier import NotifySink
+from mainspring.sinks import notify
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.notify import BeatSink, Digest, NotifySink
+from mainspring.sinks.notify import Digest
 from mainspring.store import notices as store_notices
 from mainspring.store.notices import Notices
 from mainspring.store.store import Store
@@ -43,15 +45,10 @@ async def http() -> AsyncIterator[HttpSink]:
     await made.aclose()
 
 
-async def ticking(tickers: Tickers, http: HttpSink, tables: object, beats: object = None) -> Ticker:
-    channels = Channels.read(tables)
-    sinks = {
-        "notify": NotifySink(channels, http, "shop"),
-        "beat": BeatSink(channels, Beats.read(beats or {})),
-    }
-    ticker = await tickers(sinks=sinks)
-    for sink in sinks.values():
-        sink.store = Notices(ticker.store)
+async def ticking(tickers: Tickers, http: HttpSink, tables: object) -> Ticker:
+    sink = NotifySink(Channels.read(tables), http, "shop")
+    ticker = await tickers(sinks={"notify": sink})
+    sink.notices = Notices(ticker.store)
     return ticker
 
 
@@ -147,11 +144,6 @@ class Dying(Notices):
         await super().sent(channel, taken)
         self._die_after("sent")
 
-    async def write_beat(self, name: str, before: bytes | None, after: bytes) -> bool:
-        written = await super().write_beat(name, before, after)
-        self._die_after("write_beat")
-        return written
-
 
 @pytest.mark.parametrize("step", ["add", "put", "take", "before sent", "sent"])
 async def test_a_node_that_dies_between_two_steps_loses_and_doubles_nothing(
@@ -161,7 +153,7 @@ async def test_a_node_that_dies_between_two_steps_loses_and_doubles_nothing(
         channels = Channels.read({"ops": {"url": receiver.url}})
         sink = NotifySink(channels, http, "shop")
         ticker = await tickers(sinks={"notify": sink})
-        sink.store = dying = Dying(ticker.store, step)
+        sink.notices = dying = Dying(ticker.store, step)
         await Notices(ticker.store).put(notice_tasks(decided(2)))
         await ticker.advance(minutes=3)
         assert dying.left == []
@@ -239,11 +231,12 @@ def told(*notices: Notice) -> Digest:
 
 async def send(http: HttpSink, table: dict[str, Any], digest: Digest) -> Outcome:
     channels = Channels.read({"ops": table})
-    return await NotifySink(channels, http, "shop").send(channels["ops"], digest, delivery("notify:ops/digest"))
+    return await notify.send(channels["ops"], digest, delivery("notify:ops/digest"), http)
 
 
-FULL = notice(
-    reason="HTTP 500 Internal Server Error: sold out", code=500, count=3, task="nightly@2030-01-01T02:00:00Z",
+FULL = Notice(
+    "failed", "schedule:nightly", 1_800_000_000_950, 1_800_000_000_000 - 3_600_000, 3,
+    reason="HTTP 500 Internal Server Error: sold out", code=500, task="nightly@2030-01-01T02:00:00Z",
     target="https://shop.example/orders", attempt=2, due_ms=1_800_000_000_000, began_ms=1_800_000_000_050,
     ended_ms=1_800_000_000_950, by="node-1", headers=(("content-type", "text/plain"),), body="sold out <today>\nsorry",
 )  # fmt: skip
@@ -272,8 +265,8 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
         "  reason: HTTP 500 Internal Server Error: sold out",
         "  status: 500",
         "  failures in a row: 3",
-        "  failing since: 2027-01-15T08:00:00.000Z",
-        "  ended: 2027-01-15T08:00:00.000Z",
+        "  failing since: 2027-01-15T07:00:00.000Z",
+        "  ended: 2027-01-15T08:00:00.950Z",
         "  due: 2027-01-15T08:00:00.000Z",
         "  began: 2027-01-15T08:00:00.050Z",
         "  took: 900 ms",
@@ -289,7 +282,7 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
         "namespace shop, channel ops",
     ]
     page = html.get_content().replace("\r\n", "\n")
-    assert "<th align='left'>status</th><td>500</td>" in page
+    assert ">status</th><td>500</td>" in page
     assert "sold out &lt;today&gt;\nsorry</pre>" in page
 
 
@@ -392,6 +385,18 @@ async def test_the_title_of_one_notice_is_escaped_for_each_chat(http: HttpSink) 
     assert discord["embeds"][0]["title"] == "schedule\\:\\<!channel\\> \\*a\\* failed"
 
 
+@pytest.mark.parametrize("body", ["a\n" * 1_024, "\u5b57" * 682, "\x07" * 2_048, "`" * 2_048])
+async def test_a_long_response_makes_no_message_that_a_chat_refuses(http: HttpSink, body: str) -> None:
+    five = told(*(notice(f"schedule:s{n}", body=body, reason="\u5b57" * 500) for n in range(5)))
+    with receiving() as receiver:
+        for form in ("slack", "teams", "discord"):
+            await send(http, {"url": receiver.url, "format": form}, five)
+        slack, teams, discord = receiver.requests
+    assert len(teams.body) < 28_000
+    assert all(len(block["text"]["text"]) <= 3_000 for block in json.loads(slack.body)["blocks"])
+    assert len(json.loads(discord.body)["embeds"][0]["description"]) <= 4_096
+
+
 async def test_a_webhook_of_notices_is_signed_and_guarded_like_any_other(http: HttpSink) -> None:
     secret = "whsec_" + "a" * 32
     with receiving() as receiver:
@@ -423,91 +428,3 @@ def test_many_subjects_are_listed_up_to_a_bound() -> None:
     assert digest.lines[-1] == "and 80 more"
     assert len(digest.lines) == 21
     assert len(digest.text().splitlines()) < 60
-
-
-# -- beats ----------------------------------------------------------------------------------------------------
-
-
-async def pass_time(ticker: Ticker, *, minutes: float) -> None:
-    """Go on in steps: a ticker does not see what sinks put that is due at once."""
-    for _ in range(round(minutes)):
-        await ticker.advance(minutes=1)
-
-
-async def beat(ticker: Ticker, name: str = "backup", expected: Expected | None = None) -> None:
-    report = BeatReport(came_ms=ticker.clock.now_ms(), expected=expected)
-    await ticker.client.put(f"beat:{name}", msgspec.to_builtins(report))
-    await ticker.turn()
-
-
-async def test_beats_that_come_are_quiet_one_that_does_not_is_missed_and_the_next_recovers(
-    tickers: Tickers, store: Store, http: HttpSink
-) -> None:
-    with receiving() as receiver:
-        ticker = await ticking(tickers, http, {"ops": {"url": receiver.url}})
-        await beat(ticker, expected=Expected.make(every="10m", grace="1m"))
-        for _ in range(5):
-            await ticker.advance(minutes=10)
-            await beat(ticker)
-        assert receiver.requests == []
-        await ticker.advance(minutes=10, seconds=50)
-        assert receiver.requests == []
-        await pass_time(ticker, minutes=2)
-        [message] = messages(receiver)
-        assert message["title"] == "beat:backup missed"
-        await pass_time(ticker, minutes=120)
-        assert len(receiver.requests) == 1
-        await beat(ticker)
-        await pass_time(ticker, minutes=2)
-        assert messages(receiver)[1]["title"] == "beat:backup recovered"
-        assert len((await ticker.client.list()).tasks) == 1  # the next deadline, and no other
-
-
-async def test_a_beat_that_stays_away_is_told_again_if_reminders_are_asked_for(
-    tickers: Tickers, store: Store, http: HttpSink
-) -> None:
-    with receiving() as receiver:
-        ticker = await ticking(tickers, http, {"ops": {"url": receiver.url, "remind": "1h"}})
-        await beat(ticker, expected=Expected.make(every="10m", grace="0s"))
-        await pass_time(ticker, minutes=205)
-        assert [one["notices"][0]["count"] for one in messages(receiver)] == [1, 7, 13, 19]
-
-
-@pytest.mark.parametrize("step", ["put", "write_beat"])
-async def test_a_beat_whose_node_dies_half_way_is_told_once(
-    tickers: Tickers, store: Store, http: HttpSink, step: str
-) -> None:
-    with receiving() as receiver:
-        channels = Channels.read({"ops": {"url": receiver.url}})
-        sinks = {"notify": NotifySink(channels, http, "shop"), "beat": BeatSink(channels, Beats())}
-        ticker = await tickers(sinks=sinks)
-        sinks["notify"].store = Notices(ticker.store)
-        sinks["beat"].store = Notices(ticker.store)
-        await beat(ticker, expected=Expected.make(every="10m", grace="1m"))
-        sinks["beat"].store = dying = Dying(ticker.store, step)
-        await pass_time(ticker, minutes=15)
-        assert dying.left == []
-        dying.left = [step]
-        await beat(ticker)
-        await pass_time(ticker, minutes=5)
-        assert dying.left == []
-        assert [one["title"] for one in messages(receiver)] == ["beat:backup missed", "beat:backup recovered"]
-        await pass_time(ticker, minutes=9)
-        assert messages(receiver)[2]["title"] == "beat:backup missed"  # it is still watched
-
-
-async def test_a_beat_nobody_expects_dies_and_says_what_to_give(tickers: Tickers, store: Store, http: HttpSink) -> None:
-    ticker = await ticking(tickers, http, {})
-    await beat(ticker)
-    [dead_letter] = await list_dead(store)
-    assert "give every or cron" in dead_letter.reason
-
-
-async def test_the_settings_say_when_a_beat_is_expected(tickers: Tickers, store: Store, http: HttpSink) -> None:
-    with receiving() as receiver:
-        ticker = await ticking(
-            tickers, http, {"ops": {"url": receiver.url}}, {"backup": {"every": "1h", "grace": "0s"}}
-        )
-        await beat(ticker)
-        await pass_time(ticker, minutes=62)
-        assert [one["title"] for one in messages(receiver)] == ["beat:backup missed"]

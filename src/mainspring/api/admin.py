@@ -10,13 +10,16 @@ from ..cluster import report
 from ..model.access import ApiKey, KeyOrder, KeyShown, make_key, new_token
 from ..model.audit import MASK, AuditPage, bare
 from ..model.metrics import render
+from ..model.notice import Beat, Expected, check_beat
+from ..model.targets.names import BEAT
 from ..model.workers import QueueInfo, WorkerInfo
 from ..node.doctor import checkup
 from ..node.metrics import everything
 from ..store import members
 from ..store.access import add_key, list_keys, new_key_id, read_audit, revoke_key
+from ..store.notices import Notices
 from .asgi import Answer, Problem, answer, not_ready
-from .auth import OPEN
+from .auth import OPEN, check_target
 from .routes import Call, Route, no_such
 
 
@@ -310,6 +313,87 @@ TARGET_ROUTES: Final = (
 
 
 _WELL: Final = Answer(200, b'{"status":"ok"}')
+
+
+# -- beats -----------------------------------------------------------------------------------------------------
+
+
+class NewBeat(msgspec.Struct, forbid_unknown_fields=True):
+    """When the next beats are expected; needed once."""
+
+    every: str | None = None
+    cron: str | None = None
+    timezone: str | None = None
+    grace: str | None = None
+
+
+class ShownBeat(msgspec.Struct):
+    """A job that others run. At `deadline_ms` it is missed, unless it has reported again."""
+
+    name: str
+    timezone: str
+    grace: str
+    deadline_ms: int
+    last_ms: int | None
+    every: str | None = None
+    cron: str | None = None
+
+    @classmethod
+    def of(cls, beat: Beat) -> "ShownBeat":
+        return cls(**beat.as_dict())
+
+
+class BeatList(msgspec.Struct):
+    beats: list[ShownBeat]
+
+
+class BeatRemoved(msgspec.Struct):
+    name: str
+    outcome: str = "removed"
+
+
+async def post_beat(call: Call) -> Answer:
+    name, wanted = check_beat(call.params["name"]), call.body
+    check_target(call.key, f"{BEAT}:{name}")
+    if not call.key.may("operate"):
+        given = Expected.make(**msgspec.structs.asdict(wanted))
+        known = await Notices(call.client.store).read_beat(name)
+        if given is not None and known is not None and given != known.expected:
+            raise Problem(
+                "forbidden",
+                f"the beat {name!r} is expected at other times, and a key with the role {call.key.role} cannot change"
+                " them: leave them out, or use a key with the right 'operate'",
+            )
+    beat = await call.client.beat(name, **msgspec.structs.asdict(wanted))
+    return answer(ShownBeat.of(beat))
+
+
+async def list_beats(call: Call) -> Answer:
+    seen = [one for one in await call.client.beats() if call.key.sees(f"{BEAT}:{one.name}")]
+    return answer(BeatList([ShownBeat.of(one) for one in seen]))
+
+
+async def remove_beat(call: Call) -> Answer:
+    name = check_beat(call.params["name"])
+    check_target(call.key, f"{BEAT}:{name}")
+    if not await call.client.remove_beat(name):
+        raise no_such("beat", name)
+    await call.audit("beat.remove", name)
+    return answer(BeatRemoved(name))
+
+
+BEAT_ROUTES: Final = (
+    Route("GET", "/v1/beats", list_beats, "read", "Jobs of others that are watched.", answers={200: BeatList}),
+    Route(
+        "POST", "/v1/beats/{name}", post_beat, "submit",
+        "Say that a job which others run has ended well, and when the next beat is expected.",
+        body=NewBeat, answers={200: ShownBeat}, problems=("not-found", "conflict", "content-type", "out-of-memory"),
+    ),
+    Route(
+        "DELETE", "/v1/beats/{name}", remove_beat, "operate", "Watch for a beat no more.",
+        answers={200: BeatRemoved}, problems=("not-found",),
+    ),
+)  # fmt: skip
 
 
 class Well(msgspec.Struct):

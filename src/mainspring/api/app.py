@@ -28,7 +28,7 @@ from .auth import OPEN, Authenticator, Quotas, check_right
 from .batch import Batches
 from .routes import NO_PARAMETERS, Call, Route, Router
 from .spaces import Space, Spaces, no_such_namespace
-from .ticks import BEATS_ROUTE, TICK
+from .ticks import TICK
 
 log = logging.getLogger("mainspring.api")
 
@@ -38,7 +38,6 @@ WATCHED: Final[tuple[Route, ...]] = (*admin.PROBE_ROUTES, admin.METRICS_ROUTE)
 
 ROUTES: Final[tuple[Route, ...]] = (
     TICK,
-    BEATS_ROUTE,
     *tasks.ROUTES,
     batch.ROUTE,
     *dead.ROUTES,
@@ -47,6 +46,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *lanes.ROUTES,
     *admin.QUEUE_ROUTES,
     *admin.TARGET_ROUTES,
+    *admin.BEAT_ROUTES,
     admin.CLUSTER_ROUTE,
     admin.DOCTOR_ROUTE,
     *admin.KEY_ROUTES,

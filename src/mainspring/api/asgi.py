@@ -160,14 +160,15 @@ class Answer(msgspec.Struct, frozen=True):
 INSTANTS: Final = frozenset(
     f"{name}_ms"
     for name in (
-        "at", "created", "died", "due", "ended", "expires", "first", "head_due", "last", "next", "now", "oldest",
-        "seen", "since", "started", "until",
+        "at", "created", "deadline", "died", "due", "ended", "expires", "first", "head_due", "last", "next", "now",
+        "oldest", "seen", "since", "started", "until",
     )
 )  # fmt: skip
 """Fields of answers that are instants, not spans."""
 
 _VIEWS: Final = frozenset(
     {
+        "beats",
         "changes",
         "keys",
         "lanes",

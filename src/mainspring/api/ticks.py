@@ -1,4 +1,4 @@
-"""`POST /ticks` and `POST /v1/beats/{name}`: a tick or a beat becomes a task. Common ticks take a short path.
+"""`POST /ticks`: a tick becomes a task. Common ticks take a short path.
 
 No route is called as often, and uvicorn's usual path costs more than the work. Anything unusual takes that path: a key
 that must be looked up, another namespace, parameters, a large body, a body in chunks.
@@ -15,10 +15,8 @@ from ..model.access import ApiKey
 from ..model.errors import InvalidInput, MainspringError
 from ..model.ids import check_id, check_name
 from ..model.limits import HORIZON_MS, MAX_ITEM_BYTES, MAX_PAYLOAD_BYTES
-from ..model.notice import BEAT, Expected, check_beat
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import EARLIEST_MS, check_horizon, instant_ms
-from ..store.notices import read_expected
 from .asgi import (
     JSON,
     NOSNIFF,
@@ -31,7 +29,7 @@ from .asgi import (
     encode,
     read_body,
 )
-from .auth import OPEN, check_right, check_target
+from .auth import OPEN, check_right
 from .routes import Call, Route
 from .tasks import put_counted
 
@@ -89,37 +87,6 @@ async def post_tick(call: Call) -> Answer:
         await call.check_not_others(handle.id)  # do not report a task that the key may not see
         call.check_changeable(handle)
     return accepted(handle)
-
-
-class NewBeat(msgspec.Struct, forbid_unknown_fields=True):
-    """When the next beats are expected; needed once."""
-
-    every: str | None = None
-    cron: str | None = None
-    timezone: str | None = None
-    grace: str | None = None
-
-
-async def post_beat(call: Call) -> Answer:
-    name, wanted = call.params["name"], call.body
-    target = f"{BEAT}:{check_beat(name)}"
-    check_target(call.key, target)
-    if not call.key.may("operate"):
-        given = Expected.make(wanted.every, wanted.cron, wanted.timezone, wanted.grace)
-        known = await read_expected(call.client.store, name)
-        if given is not None and known is not None and given != known:
-            raise Problem(
-                "forbidden",
-                f"the beat {name!r} is expected at other times, and a key with the role {call.key.role} cannot change"
-                " them: leave them out, or use a key with the right 'operate'",
-            )
-
-    async def put() -> Handle:
-        return await call.client.beat(
-            name, every=wanted.every, cron=wanted.cron, timezone=wanted.timezone, grace=wanted.grace
-        )
-
-    return accepted(await put_counted(call, Task(target, b"", call.client.store.clock.now_ms()), put))
 
 
 def accepted(handle: Handle) -> Answer:
@@ -200,16 +167,6 @@ TICK: Final = Route(
     answers={200: Accepted, 202: Accepted},
     problems=("too-large", "content-type", "quota", "out-of-memory"),
     streams=True,
-)
-BEATS_ROUTE: Final = Route(
-    "POST",
-    "/v1/beats/{name}",
-    post_beat,
-    "submit",
-    "Say that a job which others run has ended well, and when the next beat is expected.",
-    body=NewBeat,
-    answers={200: Accepted, 202: Accepted},
-    problems=("not-found", "content-type", "quota", "out-of-memory"),
 )
 
 

@@ -252,6 +252,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "doctor": ("mainspring doctor --redis-url redis://server:6379", "mainspring doctor --strict --json"),
     "notify list": ("mainspring notify list",),
     "notify test": ("mainspring notify test ops",),
+    "notify beats": ("mainspring notify beats",),
     "notify beat": ("mainspring notify beat backup --cron '0 2 * * *' --tz Europe/Paris --grace 30m",),
     "acl": (
         "mainspring acl --namespace shop --password-file secret | redis-cli -u redis://admin@server",

@@ -29,13 +29,14 @@ from mainspring.cli.output import ProgressBar, wrapped
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config
 from mainspring.model.delivery import Body, Dead, GivenDelivery, Outcome, Retry
-from mainspring.model.errors import InvalidInput, Refused, Unavailable
+from mainspring.model.errors import InvalidInput, NotFound, Refused, Unavailable
+from mainspring.model.explain import moment
 from mainspring.model.ids import IDH_BYTES
 from mainspring.model.notice import NOTIFY, Notice, Taken
 from mainspring.model.text import escape
 from mainspring.node.doctor import DoctorFinding, checkup
-from mainspring.node.node import builtin_sinks
-from mainspring.sinks.notify import Digest, NotifySink
+from mainspring.node.node import http_sink
+from mainspring.sinks.notify import Digest, missing_for, send
 from mainspring.store.keys import meta_key, slot_of
 from mainspring.store.redis.servers import Servers
 from mainspring.store.server_checks import Check
@@ -227,17 +228,15 @@ async def _try_channel(config: Config, name: str) -> Outcome:
         "failed", "schedule:example", now_ms, now_ms, reason="a test; nothing has failed", by="notify test"
     )
     digest = Digest(config.namespace, name, Taken({"failed": 1}, [example]))
-    target = f"{NOTIFY}:{name}"
-    delivery = GivenDelivery(Body(target, b"null"), config.namespace, secrets.token_bytes(IDH_BYTES), now_ms)
-    sinks = builtin_sinks(config)
+    delivery = GivenDelivery(
+        Body(f"{NOTIFY}:{name}", b"null"), config.namespace, secrets.token_bytes(IDH_BYTES), now_ms
+    )
+    channel, http = config.notify[name], http_sink(config)
     try:
-        sink = sinks[NOTIFY]
-        assert isinstance(sink, NotifySink)
-        lacks = sink.missing(target)
-        return Retry(lacks) if lacks is not None else await sink.send(config.notify[name], digest, delivery)
+        lacks = missing_for(channel, http)
+        return Retry(lacks) if lacks is not None else await send(channel, digest, delivery, http)
     finally:
-        for sink in sinks.values():
-            await sink.aclose()
+        await http.aclose()
 
 
 @notify_app.command("beat")
@@ -249,6 +248,29 @@ def send_beat(
     cron: Annotated[str | None, typer.Option(help="Cron line by which they are expected.")] = None,
     timezone: Annotated[str | None, typer.Option("--tz", "--timezone", help="Its time zone; UTC.")] = None,
     grace: Annotated[str | None, typer.Option(help="How late a beat may come; 1m.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Watch for this beat no more.")] = False,
 ) -> None:  # fmt: skip
     """Report that a job of another program has succeeded, and when the next beat is expected."""
-    with_client(config, lambda client: client.beat(name, every=every, cron=cron, timezone=timezone, grace=grace))
+    if not remove:
+        when = {"every": every, "cron": cron, "timezone": timezone, "grace": grace}
+        beat = with_client(config, lambda client: client.beat(name, **when))
+        print(f"{name}: the next beat is expected until {moment(beat.deadline_ms)}")
+    elif with_client(config, lambda client: client.remove_beat(name)):
+        print(f"{name}: removed")
+    else:
+        raise NotFound(f"there is no beat {name!r}; mainspring notify beats lists those that are watched")
+
+
+@notify_app.command("beats")
+@connected
+def list_beats(config: "Config", json: Json = False) -> None:
+    """List the jobs of others that are watched: when they are expected, and when they last reported."""
+    found = with_client(config, lambda client: client.beats())
+    if json:
+        print(msgspec.json.encode([one.as_dict() for one in found]).decode())
+        return
+    for one in found:
+        last = moment(one.last_ms) if one.last_ms else "never"
+        print(f"{escape(one.name)}  {one.expected.shown}  last {last}, next until {moment(one.deadline_ms)}")
+    if not found:
+        print("no beats are watched; send one with mainspring notify beat", file=sys.stderr)

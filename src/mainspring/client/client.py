@@ -11,8 +11,6 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
-import msgspec
-
 from ..model.clock import Clock
 from ..model.dead_letter import DeadLetter
 from ..model.errors import (
@@ -29,7 +27,7 @@ from ..model.explain import Explanation
 from ..model.ids import check_name
 from ..model.job import Result
 from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Pauses, Scope
-from ..model.notice import BEAT, BeatReport, Expected, check_beat
+from ..model.notice import Beat, Expected, check_beat
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
 from ..model.task import (
@@ -54,7 +52,7 @@ from ..model.workers import QueueInfo, WorkerInfo, served_queues
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
-from ..store.notices import MOST_BEATS, has_room, read_expected
+from ..store.notices import Notices
 from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
@@ -914,7 +912,7 @@ class Client(
         cron: str | None = None,
         timezone: str | None = None,
         grace: str | None = None,
-    ) -> Handle:
+    ) -> Beat:
         """Report that a job of another program has succeeded; nodes send a notice if the next beat does not come.
 
         - `every` or `cron` (with `timezone`, UTC): when the next beats are expected. Needed once, then kept.
@@ -923,14 +921,18 @@ class Client(
         Raises InvalidInput, NotFound if neither a call nor a setting says when this beat is expected, Conflict if too
         many are watched.
         """
-        target, expected = f"{BEAT}:{check_beat(name)}", Expected.make(every, cron, timezone, grace)
-        store = self.store
-        if expected is None and await read_expected(store, name) is None:
+        found = await Notices(self.store).beat(check_beat(name), Expected.make(every, cron, timezone, grace), came=True)
+        if found is None:
             raise NotFound(f"the beat {name!r} is not known yet: say when it is expected with every or cron")
-        if expected is not None and not await has_room(store, name):
-            raise Conflict(f"{MOST_BEATS:,} beats are watched already; cancel the task beat/<name> of those not needed")
-        report = BeatReport(came_ms=await store.fresh_ms(), expected=expected)
-        return await self.put(target, msgspec.to_builtins(report))
+        return found
+
+    async def beats(self) -> list[Beat]:
+        """Return the jobs of others that are watched, by name."""
+        return list((await Notices(self.store).beats()).values())
+
+    async def remove_beat(self, name: str) -> bool:
+        """Watch for a beat no more; return False if it was not watched. Nodes whose settings name it watch it again."""
+        return await Notices(self.store).remove_beat(check_beat(name))
 
     # -- one task ------------------------------------------------------------------------------------------
 

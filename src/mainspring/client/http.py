@@ -33,6 +33,7 @@ from mainspring.model.errors import (
 from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Pause, Scope
+from mainspring.model.notice import Beat
 from mainspring.model.retry import retry_line
 from mainspring.model.run import KeptRun, RunsPage
 from mainspring.model.targets.url import read_api_url
@@ -563,9 +564,18 @@ class RemoteClient:
             given["retry"] = retry_line(given["retry"])
         return msgspec.convert(self.api.post(_TASKS, target=target, payload=payload, **given), Handle)
 
-    async def beat(self, name: str, **given: Any) -> Handle:
-        answer = self.api.post(_BEATS, name, **given)
-        return Handle(answer["id"], answer["due_ms"], answer["outcome"], False)
+    async def beat(self, name: str, **given: Any) -> Beat:
+        return Beat.from_dict(self.api.post(_BEATS, name, **given))
+
+    async def beats(self) -> list[Beat]:
+        return [Beat.from_dict(one) for one in self.api.get(_BEATS)["beats"]]
+
+    async def remove_beat(self, name: str) -> bool:
+        try:
+            self.api.delete(_BEATS, name)
+        except NotFound:
+            return False
+        return True
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         try:

@@ -185,6 +185,8 @@ class SyncClient:
     put = _answering(_waiting(Client.put))
     put_many = _waiting(Client.put_many)
     beat = _waiting(Client.beat)
+    beats = _waiting(Client.beats)
+    remove_beat = _waiting(Client.remove_beat)
     get = _waiting(Client.get)
     explain = _waiting(Client.explain)
     cancel = _waiting(Client.cancel)

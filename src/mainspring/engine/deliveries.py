@@ -202,8 +202,10 @@ class Deliveries:
             return Retry("another node may own its partition by now", untried=True)
         if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
             return dead
-        paused = self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None
-        return Retry("paused while it waited for its host", untried=True) if paused else None
+        if self._flow.pauses.of_task(flight.body.target, flight.body.lane) is not None:
+            return Retry("paused while it waited for its host", untried=True)
+        opened = self._flow.is_open(flight.body.target)
+        return Retry("the circuit breaker opened while it waited for its host", untried=True) if opened else None
 
     def _refused(self, flight: Flight, now_ms: int) -> Dead | None:
         """Return the outcome of a task that has expired, or that a pause drops."""

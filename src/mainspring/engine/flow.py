@@ -302,6 +302,11 @@ class Flow:
         found = self._bounded.values()
         return [one.receiver for one in found if one.breaker is not None and one.breaker.state in _PROBED]
 
+    def is_open(self, target: str) -> bool:
+        """Return whether the circuit breaker of a target's receiver is open; half-open, it lets its probes through."""
+        flow_limit = self._bounded.get(receiver_of(target, self.commands)) if self._bounded else None
+        return flow_limit is not None and flow_limit.breaker is not None and flow_limit.breaker.state == "open"
+
     @property
     def bounded(self) -> list[FlowLimit]:
         """The limits that tasks must ask before they leave."""

@@ -11,7 +11,7 @@ import msgspec
 from .errors import InvalidInput
 from .ids import check_name
 from .limits import MAX_PENDING, MAX_PENDING_BYTES
-from .targets.names import known_scheme
+from .targets.names import BEAT, known_scheme
 from .task import fits_one
 from .times import check_horizon, delay_ms, instant_ms, is_delay
 
@@ -108,7 +108,7 @@ def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     """Check the patterns a key is bound to; a pattern for URLs must name its host in full."""
     for pattern in patterns:
         scheme, colon, rest = pattern.partition(":")
-        if not colon or not known_scheme(scheme) or "*" in pattern[:-1]:
+        if not colon or not (known_scheme(scheme) or scheme == BEAT) or "*" in pattern[:-1]:
             raise InvalidInput(f"target pattern {pattern!r}: write a whole target, or the beginning of one and a *")
         if scheme in ("http", "https") and not re.fullmatch(r"//[^/?#@*\\]+(?:/.*)", rest):
             raise InvalidInput(

@@ -23,16 +23,14 @@ from .explain import moment
 from .ids import check_name, idh_of
 from .limits import HORIZON_MS
 from .run import FAILED_ENDS, RunRecord
-from .targets.names import receiver_of, shown_target
+from .targets.names import BEAT, receiver_of, shown_target
 from .targets.webhook import WEBHOOK_SETTINGS, Webhook, read_webhook
 from .task import Task, pattern_fits
-from .text import check_known, escape
+from .text import Tables, check_known, escape
 from .times import delay_ms, delay_text
 
 NOTIFY: Final = "notify"
 """Scheme of the targets of notices: `notify:<channel>`, and `notify:<channel>/digest` for the message itself."""
-BEAT: Final = "beat"
-"""Scheme of the targets that take beats, and watch for those that do not come: `beat:<name>`."""
 
 NoticeKind = Literal["failed", "recovered", "dead", "missed", "late", "disabled", "no worker", "breaker"]
 KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)
@@ -110,13 +108,20 @@ class Signal(NamedTuple):
     """True for a state that is looked at again and again, instead of runs that end one after the other."""
 
     @property
+    def everywhere(self) -> bool:
+        """True if runs of all partitions say something about the subject, in no order; otherwise those of one do."""
+        return not self.subject.startswith(ONE_PLACE)
+
+    @property
     def key(self) -> str:
         """What has an episode of its own: a schedule may be late, and fail, apart from each other."""
         return f"{_TRACKS.get(self.kind, self.kind)}|{self.subject}"
 
 
+ONE_PLACE: Final = ("schedule:", "lane:")
+"""Beginnings of subjects whose runs are all recorded in one partition."""
 _TRACKS: Final[Mapping[NoticeKind, str]] = {"failed": "run", "missed": "run", "dead": "run"}
-OURS: Final = (f"{NOTIFY}:", f"{BEAT}:")
+OURS: Final = f"{NOTIFY}:"
 """Targets of which nothing is told: a notice that cannot be sent is no reason for another notice."""
 
 
@@ -148,6 +153,9 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
         late_ms = max(0, record.began_ms - record.due_ms)
         late = signal(subject, "late", bad=False, reason=f"it began {delay_text(late_ms)} late")
         yield late._replace(late_ms=late_ms)
+
+
+_LISTS: Final = ("kinds", "schedules", "targets", "queues", "namespaces")
 
 
 # -- rules and decisions ----------------------------------------------------------------------------------------------
@@ -195,12 +203,12 @@ class Rule:
     @property
     def shown(self) -> str:
         """The rule in words, for listings."""
-        lists = (("schedules", self.schedules), ("targets", self.targets), ("queues", self.queues))
         parts = ["all" if self.kinds == KINDS else ",".join(self.kinds)]
-        parts += [f"{name}={','.join(patterns)}" for name, patterns in lists if patterns]
-        parts += [f"after={self.after}"] if self.after > 1 else []
-        parts += [f"remind={self.remind}"] if self.remind != "never" else []
-        return " ".join(parts)
+        parts += [f"{name}={','.join(found)}" for name in _LISTS[1:] if (found := getattr(self, name))]
+        for name in ("after", "recover_after", "remind"):
+            if (value := getattr(self, name)) not in (1, "never"):
+                parts.append(f"{name}={value}")
+        return " ".join(parts if self.late_ms is None else [*parts, f"late={delay_text(self.late_ms)}"])
 
     def fits(self, signal: Signal) -> bool:
         """Return whether this channel is to be told about such a signal."""
@@ -234,6 +242,11 @@ class Episode(msgspec.Struct, array_like=True, frozen=True, gc=False):
     last_ms: int = 0
     """When it last failed."""
 
+    @property
+    def of_runs(self) -> bool:
+        """True if a run began it, and not a state."""
+        return "." in self.began
+
 
 def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
     """Return the episode after a signal that fits the rule, and the notice to send, if any."""
@@ -242,17 +255,24 @@ def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode
     if episode is not None and signal.kind == "dead" and signal.at_ms > episode.last_ms + QUIET_MS:
         episode = None  # of some targets only failures are recorded, and no success would end it
     before = episode or Episode(signal.place, signal.at_ms)
-    failing = msgspec.structs.replace(before, failures=before.failures + 1, successes=0, last_ms=signal.at_ms)
+    count = before.failures + 1
+    failing = msgspec.structs.replace(before, failures=count, successes=0, last_ms=max(signal.at_ms, before.last_ms))
     if before.told_ms is None:
-        due = signal.lasts or failing.failures >= rule.after
+        due = signal.lasts or count >= rule.after
     else:
         every_ms = rule.remind_ms if not signal.lasts or rule.remind_ms is None else max(rule.remind_ms, QUIET_MS)
         due = every_ms is not None and signal.at_ms >= before.told_ms + every_ms
-    if not due:
-        return before if signal.lasts else failing, None
-    return msgspec.structs.replace(failing, told_ms=signal.at_ms), _notice(signal, failing, signal.kind)
+    if due:
+        return msgspec.structs.replace(failing, told_ms=signal.at_ms), _notice(signal, failing, signal.kind)
+    if not signal.lasts:
+        return failing, None
+    # A state is seen again and again: only what is told of it counts, and that somebody has seen it lately.
+    seen_ms = signal.at_ms if signal.at_ms >= before.last_ms + SEEN_EVERY_MS else before.last_ms
+    return msgspec.structs.replace(before, last_ms=seen_ms), None
 
 
+SEEN_EVERY_MS: Final = 60_000
+"""How often it is noted that a state lasts."""
 QUIET_MS: Final = 3_600_000
 """Dead tasks of one receiver are one episode as long as no more than this lies between them. Shortest time between
 reminders of a state that lasts."""
@@ -261,13 +281,16 @@ reminders of a state that lasts."""
 def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
     if episode is None or episode.told_ms is None:
         return None, None
+    if signal.record is not None and signal.everywhere and signal.at_ms < episode.last_ms:
+        return episode, None  # of another partition, and read later than the failure
     if episode.successes + 1 < rule.recover_after:
         return msgspec.structs.replace(episode, successes=episode.successes + 1), None
     return None, _notice(signal, episode, "recovered") if "recovered" in rule.kinds else None
 
 
 def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
-    record, reason = signal.record, escape(signal.reason)[:MAX_REASON_CHARS]
+    record = signal.record
+    reason = _ENDED.get(signal.kind, "") if kind == "recovered" else escape(signal.reason)[:MAX_REASON_CHARS]
     about = (kind, signal.subject, signal.at_ms, episode.since_ms, episode.failures)
     if record is None:
         return Notice(*about, target=shown_target(signal.target or ""), reason=reason)
@@ -280,9 +303,16 @@ def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
         began_ms=record.began_ms,
         ended_ms=record.ended_ms,
         by=record.by,
-        reason="" if kind == "recovered" else reason,
+        reason=reason,
         code=record.code,
     )
+
+
+_ENDED: Final[Mapping[NoticeKind, str]] = {
+    "late": "it begins in time again", "disabled": "it takes tasks again", "no worker": "a worker serves the queue",
+    "breaker": "its circuit breaker has closed",
+}  # fmt: skip
+"""What a recovery means; without a text it means that a run succeeded, or a beat came."""
 
 
 class Decided(NamedTuple):
@@ -300,15 +330,15 @@ def notice_tasks(decided: Iterable[Decided]) -> list[Task]:
     return [Task(f"{NOTIFY}:{one.channel}", msgspec.to_builtins(one.notice), id=one.id) for one in decided]
 
 
-MOST_EPISODES: Final = 5_000
-"""Open episodes of a partition; beyond it those that failed longest ago are forgotten, a tenth at a time."""
+MOST_EPISODES: Final = 100_000
+"""Open episodes of a namespace; beyond it those that failed longest ago are forgotten, a tenth at a time."""
 
 
 class Episodes:
     """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
 
-    def __init__(self, known: Mapping[str, Episode] | None = None) -> None:
-        self.known = dict(known or {})
+    def __init__(self, known: Mapping[str, Episode]) -> None:
+        self.known = dict(known)
         """By channel, sort and subject: `ops|run|schedule:nightly`."""
         self.changed: dict[str, Episode | None] = {}
         """Since they were read; None for those that ended."""
@@ -316,29 +346,26 @@ class Episodes:
     def take(self, signal: Signal, channels: "Channels") -> Iterator[Decided]:
         """Follow one signal; yield what it makes to tell."""
         for channel in channels.values():
-            late_ms = channel.rule.late_ms
             if signal.kind == "late":
-                if late_ms is None:
+                if channel.rule.late_ms is None:
                     continue
-                signal = signal._replace(bad=signal.late_ms > late_ms)  # for this channel
-            if channel.rule.fits(signal):
-                yield from self._take_for(signal, channel)
-
-    def _take_for(self, signal: Signal, channel: "Channel") -> Iterator[Decided]:
-        key = f"{channel.name}|{signal.key}"
-        before = self.known.get(key)
-        after, notice = decide(before, signal, channel.rule)
-        if after != before:
-            self.changed[key] = after
-            if after is None:
-                del self.known[key]
-            else:
-                self.known[key] = after
-                if len(self.known) > MOST_EPISODES:
-                    self._forget_oldest()
-        if notice is not None:
-            run_id = signal.place if signal.bad and signal.record is not None else None
-            yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
+                signal = signal._replace(bad=signal.late_ms > channel.rule.late_ms)  # for this channel
+            if not channel.rule.fits(signal):
+                continue
+            key = f"{channel.name}|{signal.key}"
+            before = self.known.get(key)
+            after, notice = decide(before, signal, channel.rule)
+            if after != before:
+                self.changed[key] = after
+                if after is None:
+                    del self.known[key]
+                else:
+                    self.known[key] = after
+                    if len(self.known) > MOST_EPISODES:
+                        self._forget_oldest()
+            if notice is not None:
+                run_id = signal.place if signal.bad and signal.record is not None else None
+                yield Decided(notice_id(channel.name, signal, after or before, notice), channel.name, notice, run_id)
 
     def _forget_oldest(self) -> None:
         """Make room: receivers that fail once and are never called again would stay for ever."""
@@ -468,62 +495,33 @@ class Channel:
     """The settings that it was read from, secrets included."""
 
 
-class Channels(Mapping[str, Channel]):
+class Channels(Tables[Channel]):
     """Channels by name; immutable."""
-
-    def __init__(self, channels: Iterable[Channel] = ()) -> None:
-        self._channels = {one.name: one for one in channels}
 
     @classmethod
     def read(cls, tables: object) -> "Channels":
         """Read one table per channel, as in `[notify.<name>]`."""
-        if not isinstance(tables, Mapping):
-            raise InvalidInput("expected a table of tables; write [notify.<name>] and its settings below")
-        found = []
-        for name, table in tables.items():
-            if not _CHANNEL.fullmatch(str(name)):
-                raise InvalidInput(f"the name of a channel is {name!r}; use 1 to 64 of A-Z a-z 0-9 . _ -")
-            try:
-                found.append(_channel(name, table))
-            except InvalidInput as error:
-                raise InvalidInput(f"{name}: {error}") from None
-        return cls(found)
+        return cls.read_each("notify", tables, _channel)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return the tables from which `read` makes these channels again, secrets included."""
-        return {name: dict(one.table) for name, one in self._channels.items()}
+        return {name: dict(one.table) for name, one in self.items()}
 
     def of(self, namespace: str) -> "Channels":
         """Return the channels that are told about a namespace."""
-        return Channels(one for one in self.values() if _fits(one.rule.namespaces, namespace))
-
-    def __getitem__(self, name: str) -> Channel:
-        return self._channels[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._channels)
-
-    def __len__(self) -> int:
-        return len(self._channels)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._channels))
-
-    def __repr__(self) -> str:
-        return f"Channels({', '.join(self._channels)})"
+        return Channels({name: one for name, one in self.items() if _fits(one.rule.namespaces, namespace)})
 
 
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\\x00-\x20\x7f]+@[A-Za-z0-9.\[\]:-]+")
-_LISTS: Final = ("kinds", "schedules", "targets", "queues", "namespaces")
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]+@[A-Za-z0-9.\[\]:-]+")
 _RULE: Final = (*_LISTS, "after", "recover_after", "remind", "late")
 _MAIL: Final = ("to", "smtp", "from", "ca_file")
 _WEB: Final = ("format", *(name for name in WEBHOOK_SETTINGS if name not in ("method", "gone_disables", "result_ttl")))
 
 
-def _channel(name: str, table: object) -> Channel:
-    if not isinstance(table, Mapping):
-        raise InvalidInput("expected a table; write [notify.<name>] and its settings below")
+def _channel(name: str, table: Mapping[str, Any]) -> Channel:
+    if not _CHANNEL.fullmatch(str(name)):
+        raise InvalidInput(f"the name of a channel is {name!r}; use 1 to 64 of A-Z a-z 0-9 . _ -")
     if ("to" in table) == ("url" in table):
         check_known(table, (*_MAIL, *_WEB, *_RULE), "a channel")
         raise InvalidInput('give one of to = "mail:you@example.com" (or an address of apprise) and url = "https://…"')
@@ -618,10 +616,9 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return made
 
     @classmethod
-    def read(cls, table: object) -> "Expected":
+    def read(cls, name: str, table: Mapping[str, object]) -> "Expected":
         """Read one `[beats.<name>]`."""
-        if not isinstance(table, Mapping):
-            raise InvalidInput("expected a table; write [beats.<name>] and its settings below")
+        check_beat(name)
         check_known(table, ("every", "cron", "timezone", "grace"), "a beat")
         made = cls.make(**{name: _text(name, value) for name, value in table.items()})
         if made is None:
@@ -630,8 +627,14 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def table(self) -> dict[str, str]:
         """Return the table from which `read` makes this again."""
-        when = {"cron": self.cron} if self.cron else {"every": f"{self.every_ms}ms"}
-        return {**when, "timezone": self.zone, "grace": f"{self.grace_ms}ms"}
+        when = {"cron": self.cron} if self.cron else {"every": delay_text(self.every_ms)}
+        return {**when, "timezone": self.zone, "grace": delay_text(self.grace_ms)}
+
+    @property
+    def shown(self) -> str:
+        """The expectation in words, for listings."""
+        when = f"cron {self.cron} {self.zone}" if self.cron else f"every {delay_text(self.every_ms)}"
+        return f"{when}, grace {delay_text(self.grace_ms)}"
 
     def deadline_ms(self, last_ms: int) -> int:
         """Return until when the beat after the one at `last_ms` must come; ten years later at most, as for any task."""
@@ -645,43 +648,17 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return min(next_ms + self.grace_ms, last_ms + HORIZON_MS)
 
 
-class Beats(Mapping[str, Expected]):
+class Beats(Tables[Expected]):
     """The beats of the settings by name; immutable."""
-
-    def __init__(self, beats: Mapping[str, Expected] | None = None) -> None:
-        self._beats = dict(beats or {})
 
     @classmethod
     def read(cls, tables: object) -> "Beats":
         """Read one table per beat, as in `[beats.<name>]`."""
-        if not isinstance(tables, Mapping):
-            raise InvalidInput("expected a table of tables; write [beats.<name>] and its settings below")
-        found = {}
-        for name, table in tables.items():
-            try:
-                found[check_beat(name)] = Expected.read(table)
-            except InvalidInput as error:
-                raise InvalidInput(f"{name}: {error}") from None
-        return cls(found)
+        return cls.read_each("beats", tables, Expected.read)
 
     def tables(self) -> dict[str, dict[str, str]]:
         """Return the tables from which `read` makes these beats again."""
-        return {name: one.table() for name, one in self._beats.items()}
-
-    def __getitem__(self, name: str) -> Expected:
-        return self._beats[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._beats)
-
-    def __len__(self) -> int:
-        return len(self._beats)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._beats.items()))
-
-    def __repr__(self) -> str:
-        return f"Beats({', '.join(self._beats)})"
+        return {name: one.table() for name, one in self.items()}
 
 
 def check_beat(name: object) -> str:
@@ -689,59 +666,32 @@ def check_beat(name: object) -> str:
     return check_name(name, "name", 128)
 
 
-class BeatReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The payload of a task for `beat:<name>`."""
+class Beat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A job that others run, and when it must report again."""
 
-    came_ms: int | None = None
-    """When a beat came."""
-    expected: Expected | None = None
-    """When the next ones are expected from now on."""
-    deadline_ms: int | None = None
-    """The deadline that this task watches; no beat may have come since it was set."""
-
-
-class BeatState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What is known about one beat."""
-
+    name: str
     expected: Expected
+    deadline_ms: int
+    """Until when the next beat must come."""
     last_ms: int = 0
-    """When the last beat came; 0 before the first."""
-    deadline_ms: int = 0
-    """Until when the next one must come."""
-    episodes: dict[str, Episode] = {}
+    """When the last one came; 0 before the first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        last_ms = self.last_ms or None
+        return {"name": self.name, **self.expected.table(), "last_ms": last_ms, "deadline_ms": self.deadline_ms}
+
+    @classmethod
+    def from_dict(cls, answer: Mapping[str, Any]) -> "Beat":
+        """Read a beat as the HTTP API sends it."""
+        when = {name: answer[name] for name in ("every", "cron", "timezone", "grace") if answer.get(name) is not None}
+        return cls(answer["name"], Expected.read(answer["name"], when), answer["deadline_ms"], answer["last_ms"] or 0)
 
 
-_RECHECK_MS: Final = 60_000
-
-
-def after_report(
-    name: str, state: BeatState | None, report: BeatReport, default: Expected | None, channels: Channels, now_ms: int
-) -> tuple[BeatState, list[Decided]]:
-    """Return what is known about a beat after a report, and what to tell. A repeated report changes nothing.
-
-    Refuse a beat of which nobody has said when it is expected.
-    """
-    expected = report.expected or (default if state is None else state.expected)
-    if expected is None:
-        raise InvalidInput(f"nobody has said when the beat {name!r} is expected; give every or cron with it")
-    before = state or BeatState(expected)
-    after = msgspec.structs.replace(before, expected=expected)
-    episodes = Episodes(before.episodes)
-    decided: list[Decided] = []
-
-    def tell(at_ms: int, *, bad: bool) -> None:
-        last = f"the last beat came at {moment(before.last_ms)}" if before.last_ms else "it never came"
-        told = Signal(f"{BEAT}:{name}", "missed", bad, at_ms, str(at_ms), schedule=name, reason=last if bad else "")
-        decided.extend(episodes.take(told, channels))
-
-    if report.came_ms is not None and report.came_ms > before.last_ms:
-        tell(report.came_ms, bad=False)
-        deadline_ms = expected.deadline_ms(report.came_ms)
-        after = msgspec.structs.replace(after, last_ms=report.came_ms, deadline_ms=deadline_ms)
-    elif report.deadline_ms is not None and report.deadline_ms == before.deadline_ms:
-        tell(report.deadline_ms, bad=True)
-        # Not more often than once a minute: a beat that does not come is checked for ever.
-        after = msgspec.structs.replace(after, deadline_ms=max(expected.deadline_ms(now_ms), now_ms + _RECHECK_MS))
-    elif expected != before.expected or not before.deadline_ms:
-        after = msgspec.structs.replace(after, deadline_ms=expected.deadline_ms(now_ms))
-    return msgspec.structs.replace(after, episodes=episodes.known), decided
+def beat_signal(beat: Beat, now_ms: int) -> Signal:
+    """Return whether a beat is missing. Looked at again and again, it is the same state until a beat comes."""
+    subject, bad = f"{BEAT}:{beat.name}", now_ms > beat.deadline_ms
+    reason = f"the last beat came at {moment(beat.last_ms)}" if beat.last_ms else "it never came"
+    at_ms = now_ms if bad else beat.last_ms
+    place = str(beat.deadline_ms)
+    return Signal(subject, "missed", bad, at_ms, place, schedule=beat.name, reason=reason, lasts=True)

@@ -5,7 +5,7 @@ fails.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from .flow import Limit, Rate
 from .lane import LanePolicy, read_lane_policy
 from .retry import RetryPolicy, policy_table, read_retry
 from .targets.names import check_queue
-from .text import check_known
+from .text import Tables, check_known
 
 _SETTINGS: Final = ("rate", "concurrency", "retry", "lane_policy")
 
@@ -27,66 +27,39 @@ class QueueRule:
     lane_policy: LanePolicy | None = None
 
 
-class QueueRules(Mapping[str, QueueRule]):
+class QueueRules(Tables[QueueRule]):
     """Rules by queue name; immutable."""
 
     def __init__(self, rules: Mapping[str, QueueRule] | None = None) -> None:
-        self._rules = dict(rules or {})
-        for name in self._rules:
+        super().__init__(rules)
+        for name in self:
             check_queue(name)
 
     @classmethod
     def read(cls, tables: object) -> "QueueRules":
         """Return the rules in a table of tables, one per queue."""
-        if not isinstance(tables, Mapping):
-            raise InvalidInput("expected a table of tables; write [queue.<name>] and its settings below")
-        rules = {}
-        for name, table in tables.items():
-            try:
-                rules[name] = _read(table)
-            except InvalidInput as error:
-                raise InvalidInput(f"{name}: {error}") from None
-        return cls(rules)
+        return cls.read_each("queue", tables, _read)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return tables from which `read` makes these rules again."""
-        return {name: _table(rule) for name, rule in self._rules.items()}
+        return {name: _table(rule) for name, rule in self.items()}
 
     def rates(self) -> dict[str, Limit]:
         """Return the rate limit of each receiver that has one."""
-        rules = self._rules.items()
-        return {f"queue:{name}": Limit(rule.limit.rate) for name, rule in rules if rule.limit.rate is not None}
+        return {f"queue:{name}": Limit(rule.limit.rate) for name, rule in self.items() if rule.limit.rate is not None}
 
     def slots(self) -> dict[str, Limit]:
         """Return the limit of jobs running at once, for each queue that has one."""
-        rules = self._rules.items()
-        return {name: Limit(concurrency=one.limit.concurrency) for name, one in rules if one.limit.concurrency}
+        return {name: Limit(concurrency=one.limit.concurrency) for name, one in self.items() if one.limit.concurrency}
 
     def retries(self) -> dict[str, RetryPolicy]:
-        return {name: rule.retry for name, rule in self._rules.items() if rule.retry is not None}
+        return {name: rule.retry for name, rule in self.items() if rule.retry is not None}
 
     def lane_policies(self) -> dict[str, LanePolicy]:
-        return {name: rule.lane_policy for name, rule in self._rules.items() if rule.lane_policy is not None}
-
-    def __getitem__(self, name: str) -> QueueRule:
-        return self._rules[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        return len(self._rules)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._rules.items()))
-
-    def __repr__(self) -> str:
-        return f"QueueRules({', '.join(self._rules)})"
+        return {name: rule.lane_policy for name, rule in self.items() if rule.lane_policy is not None}
 
 
-def _read(table: object) -> QueueRule:
-    if not isinstance(table, Mapping):
-        raise InvalidInput(f"expected a table with {', '.join(_SETTINGS)}")
+def _read(_: str, table: Mapping[str, Any]) -> QueueRule:
     check_known(table, _SETTINGS, "a queue")
     concurrency = table.get("concurrency")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):

@@ -2,7 +2,7 @@
 
     said = await sink.deliver(batch)                # Done, Retry or Dead: model/delivery.py
     verdict = judge(said, body, ...)                # what becomes of the task
-    record = RunRecord.of(idh, body, verdict, ...)  # a fact that never changes
+    record = RunRecord.of(task, verdict, said, ...) # a fact that never changes
     failures.report(record.failure(said, key))      # what an error handler is told
     rules.keeps(record)                             # whether the history has it
 

@@ -2,10 +2,10 @@
 
 import re
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
 from .errors import InvalidInput
 from .limits import MAX_TRACEBACK_BYTES
@@ -61,6 +61,46 @@ def check_known(given: Iterable[object], known: Collection[str], what: str, besi
         if name not in known:
             meant = did_you_mean([str(name)], known)
             raise InvalidInput(f"{name} is not a setting of {what}; use {', '.join(known)}{besides}{meant}")
+
+
+T = TypeVar("T")
+
+
+class Tables(Mapping[str, T]):
+    """Settings by name, each from a table of its own; immutable."""
+
+    def __init__(self, tables: Mapping[str, T] | None = None) -> None:
+        self._tables = dict(tables or {})
+
+    @classmethod
+    def read_each(cls, kind: str, tables: object, read: Callable[[str, Mapping[str, Any]], T]) -> Self:
+        """Read every `[<kind>.<name>]`; an error begins with the name."""
+        if not isinstance(tables, Mapping):
+            raise InvalidInput(f"expected a table of tables; write [{kind}.<name>] and its settings below")
+        found = {}
+        for name, table in tables.items():
+            try:
+                if not isinstance(table, Mapping):
+                    raise InvalidInput(f"expected a table; write [{kind}.<name>] and its settings below")
+                found[name] = read(name, table)
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error}") from None
+        return cls(found)
+
+    def __getitem__(self, name: str) -> T:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._tables))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._tables)})"
 
 
 def did_you_mean(names: Iterable[str], known: Collection[str]) -> str:

@@ -22,7 +22,7 @@ from ..engine.flow import FlowOptions
 from ..engine.lookahead import Reach
 from ..model.audit import Change, View, changes, of_schedule
 from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
-from ..model.notice import BEAT, NOTIFY
+from ..model.notice import NOTIFY
 from ..model.schedule.definition import Definition
 from ..model.schedule.view import ScheduleView
 from ..model.shared_settings import DEFAULTS, SharedSettings
@@ -34,7 +34,6 @@ from ..sinks.http import HttpOptions, HttpSink
 from ..sinks.kafka import kafka_sink
 from ..sinks.kafka_options import KafkaOptions
 from ..sinks.log import LogSink, NullSink
-from ..sinks.notify import BeatSink, NoticeSink, NotifySink
 from ..store import access
 from ..store.members import About
 from ..store.notices import Notices
@@ -43,7 +42,7 @@ from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
-from .notifier import WATCHDOG, Forwarder, NoticeOptions, Notifier
+from .notifier import WATCHDOG, Forwarder, NoticeOptions, Notifier, NotifySink
 from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
@@ -59,9 +58,8 @@ def all_sinks(config: Config) -> Mapping[str, Sink]:
     return builtin_sinks(config, plugin_sinks(config))
 
 
-def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
-    """Return a sink for every built-in kind of target. Each opens its resources at its first delivery."""
-    http = HttpSink(
+def http_sink(config: Config) -> HttpSink:
+    return HttpSink(
         HttpOptions(
             config.http_timeout_s,
             config.http_concurrency,
@@ -72,10 +70,14 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
             max_timeout_s=config.max_timeout_s,
         )
     )
+
+
+def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
+    """Return a sink for every built-in kind of target. Each opens its resources at its first delivery."""
+    http = http_sink(config)
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
     sinks["kafka"] = kafka_sink(kafka_options(config))
-    channels = config.notify.of(config.namespace)
-    sinks |= {NOTIFY: NotifySink(config.notify, http, config.namespace), BEAT: BeatSink(channels, config.beats)}
+    sinks[NOTIFY] = NotifySink(config.notify, http, config.namespace)
     watchdog = {} if config.watchdog_url is None else {WATCHDOG: Webhook(config.watchdog_url)}
     return sinks | {"target": NamedSink(Targets({**config.targets, **watchdog}), sinks)}
 
@@ -261,6 +263,7 @@ class Node:
         self.engine: Engine | None = None
         self.seat: Seat | None = None
         self._lookout: Loop | None = None
+        self._notifier: Loop | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
         self.ended = asyncio.Event()
         """Set when the node was asked to end, or a part of it crashed."""
@@ -366,17 +369,19 @@ class Node:
         notices = Notices(store)
         for sink in self._sinks.values():
             prepare(sink)
-            if isinstance(sink, NoticeSink):
-                sink.store = notices
+            if isinstance(sink, NotifySink):
+                sink.notices = notices
         engine.ownership_changed = seat.loop.wake
         await engine.start()
-        channels = self.config.notify.of(self.config.namespace)
-        told = NoticeOptions(channels, self.config.beats, self.config.watchdog_url is not None)
-        if told:
-            notifier = Notifier(engine.store, engine.owned, told, engine.flow, lambda: seat.membership.leads)
-            engine.loops.notify.start(notifier.step)
-        if self.config.history_target is not None:
-            engine.loops.forward.start(Forwarder(engine.store, engine.owned, self.config.history_target).step)
+        config = self.config
+        if told := NoticeOptions(config.notify.of(config.namespace), config.beats, config.watchdog_url is not None):
+            notifier = Notifier(
+                engine.store, told, engine.owned, lambda: engine.flow.unavailable, lambda: seat.membership.leads
+            )
+            self._notifier = Loop("notifier", notifier.step)
+            self._notifier.start()
+        if config.history_target is not None:
+            engine.loops.forward.start(Forwarder(engine.store, engine.owned, config.history_target).step)
 
     async def _probe_server(self) -> float:
         """Ping the server: without an engine no other call would correct the clock, or notice an outage."""
@@ -447,9 +452,11 @@ class Node:
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
-        lookout, self._lookout = self._lookout, None
-        if lookout is not None:
-            await lookout.stop()
+        loops = (self._lookout, self._notifier)
+        self._lookout = self._notifier = None
+        for loop in loops:
+            if loop is not None:
+                await loop.stop()
         seat, self.seat = self.seat, None
         if seat is not None and seat.joined:
             await seat.withdraw()
@@ -472,6 +479,7 @@ class Node:
         loops = (
             self.seat.loop if self.seat is not None else None,
             self._lookout,
+            self._notifier,
             self._schedules[1] if self._schedules is not None else None,
         )
         found = (loop.crashed for loop in loops if loop is not None)

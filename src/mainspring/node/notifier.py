@@ -1,39 +1,50 @@
-"""Decides what to tell: of the runs of its own partitions, of states that a node sees, and for all as the leader.
+"""Decides what to tell: of the runs of this node's partitions, of states that it sees, and for all as the leader; and
+gathers what was decided into one message a minute for each channel.
 
-Notices are put before the episodes and the cursor that led to them are stored. A node that dies in between, or that has
-lost the partition, makes the same decision as its successor, from the same runs and with the same ids.
+Notices are put before the episodes, and the place up to which runs were followed, are stored. A node that dies in
+between, or that has lost the partition, makes the same decision as its successor, from the same runs and with the same
+ids. A notice is a task for `notify:<channel>`, which puts it into the box of the channel. The first one there makes a
+digest task, due some seconds later, which sends one message with everything in the box. Every step can be repeated: a
+notice counts once by its id, a digest takes the same notices at each attempt, and its message has the same id.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from ..engine.partition import Partition
-from ..model.errors import StoreError
+from ..model.delivery import DONE, Dead, Delivery, Outcome, Retry
+from ..model.errors import MainspringError, StoreError
 from ..model.lane import Pauses
 from ..model.notice import (
-    BEAT,
-    KINDS,
+    NOTIFY,
+    ONE_PLACE,
     OURS,
-    BeatReport,
+    Beat,
     Beats,
-    BeatState,
     Channels,
     Decided,
+    Episode,
     Episodes,
+    Notice,
+    NoticeKind,
     Signal,
+    beat_signal,
     notice_tasks,
     signals_of,
 )
 from ..model.run import KeptRun
+from ..model.targets.names import BEAT
 from ..model.task import Task
 from ..model.workers import served_queues
+from ..sinks.http import HttpSink
+from ..sinks.notify import Digest, missing_for, send
 from ..store.lanes import read_pauses
 from ..store.members import live_workers
-from ..store.notices import AskedRuns, Notes, Notices, RecordedRuns, in_order
+from ..store.notices import EVERYWHERE, AskedRuns, EntryId, Notes, Notices, RecordedRuns, entry_id, in_order
 from ..store.queue_state import depths
 from ..store.runs import RunRef, is_run_id, read_forwarded, write_forwarded
 from ..store.store import Store
@@ -47,12 +58,19 @@ OLD_MS: Final = 3_600_000
 """Age of runs that are not told any more: the settings were without channels for a while."""
 WAITED_MS: Final = 30_000
 """How long jobs wait without a worker before that is told: a worker may be starting."""
+UNSEEN_MS: Final = 180_000
+"""A breaker that no node has seen open for so long is closed: the node that had opened it has died."""
+FORGOTTEN_MS: Final = 35 * 86_400_000
+"""After so long without a failure an episode is forgotten: its schedule was removed, or runs once a year."""
+RECEIVER_FORGOTTEN_MS: Final = 86_400_000
+"""The same for a receiver: for its next success, the successes of all partitions are read."""
+_STATES: Final[Mapping[str, NoticeKind]] = {"breaker": "breaker", "disabled": "disabled", "no worker": "no worker"}
+"""Kinds that nodes see as states, by the sort of their episodes."""
 WATCHDOG: Final = "mainspring-watchdog"
 """Name of the target that the watchdog's task calls; the address stays in the settings."""
 WATCHDOG_EVERY_MS: Final = 60_000
 MOST_RESPONSES: Final = 5
 """Notices of one partition to which the response is added at once: a message shows no more."""
-_UNSERVED: Final = "jobs wait, and no worker serves the queue"
 _GONE: Final = "HTTP 410"
 """Beginning of the reason for which a node disables a target."""
 
@@ -71,36 +89,31 @@ class NoticeOptions:
         return bool(self.channels or self.beats or self.watchdog)
 
 
-class Receivers(Protocol):
-    """What a node knows of its receivers."""
-
-    @property
-    def unavailable(self) -> Collection[str]:
-        """Those whose circuit breakers are open on this node."""
-
-
 class Notifier:
     """One role of a node. Without channels, beats and a watchdog there is nothing for it to do."""
 
     def __init__(
         self,
         store: Store,
-        owned: Mapping[int, Partition],
         options: NoticeOptions,
-        receivers: Receivers,
+        owned: Collection[int],
+        unavailable: Callable[[], Collection[str]],
         leads: Callable[[], bool],
     ) -> None:
+        """Follow the runs of the partitions `owned`, as they change.
+
+        `unavailable` returns the receivers whose breakers are open on this node, `leads` whether it is the leader.
+        """
         self._store = store
-        self._owned = owned
         self._options = options
+        self._owned = owned
+        self._unavailable = unavailable
         self._leads = leads
-        self._receivers = receivers
         self._notices = Notices(store)
-        self._known: dict[int, tuple[bytes, Notes]] = {}
-        """The token under which a partition was read, and its episodes."""
+        self._notes = Notes()
         self._wants_successes = any(one.rule.late_ms is not None for one in options.channels.values())
         self._told_unavailable: frozenset[str] = frozenset()
-        self._look_at_ms = self._call_at_ms = 0
+        self._told_at_ms = self._look_at_ms = self._call_at_ms = 0
 
     async def step(self) -> float:
         if not self._options:
@@ -119,94 +132,104 @@ class Notifier:
 
     async def _follow_runs(self) -> tuple[bool, StoreError | None]:
         """Follow the runs of the owned partitions; return whether there may be more, and the failure, if any."""
-        more, failure, asked = False, None, list[AskedRuns]()
-        for number, partition in list(self._owned.items()):
-            known = self._known.get(number)
-            if known is None or known[0] != partition.token:
-                try:
-                    known = self._known[number] = partition.token, await self._notices.read_notes(number)
-                except StoreError as error:  # the partitions of other servers go on
-                    failure = error
-                    continue
-            asked.append(self._asked(number, known[1]))
-        for number in self._known.keys() - self._owned.keys():
-            del self._known[number]
+        self._notes = notes = await self._notices.read_notes(self._notes)
+        more, failure, since = False, None, notes.failing_since()
+        unknown = [number for number in self._owned if number not in notes.places]
+        for number, end in zip(unknown, await self._notices.ends_of(unknown), strict=True):
+            if isinstance(end, StoreError):
+                failure = end  # the partitions of other servers go on
+            else:
+                await self._store_episodes({}, number, end)
+                more = True
+        asked = [self._asked(number, notes, since) for number in self._owned if number in notes.places]
         for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
             entries = found
-            if found and not isinstance(found, StoreError) and not one.successes:
+            if found and not isinstance(found, StoreError) and one.successes_ms is None:
                 # Something failed. From here on successes matter too, also those of the same moment.
-                [entries] = await self._notices.new_runs([one.from_moment_of(found[0])])
+                [entries] = await self._notices.new_runs([one._replace(successes_ms=found[0].at[0])])
             if isinstance(entries, StoreError):
                 failure = entries
             elif entries:
                 more = True
-                await self._follow(one.partition, entries)
+                await self._follow(one.partition, notes.places[one.partition], entries)
         return more, failure
 
-    def _asked(self, number: int, notes: Notes) -> AskedRuns:
+    def _asked(self, number: int, notes: Notes, since: Mapping[int, int]) -> AskedRuns:
         """Where nothing fails, successes end no episode and are not read; and what is long past is not told."""
-        if notes.episodes:
-            return AskedRuns(number, notes.cursor, True)
         oldest_ms = self._store.clock.now_ms() - OLD_MS
-        known_ms = int(notes.cursor.partition(b"-")[0])
-        return AskedRuns(number, notes.cursor if known_ms > oldest_ms else b"%d-0" % oldest_ms, self._wants_successes)
+        starts = [since[at] for at in (number, EVERYWHERE) if at in since]
+        successes_ms = oldest_ms if self._wants_successes else min(starts, default=None)
+        return AskedRuns(number, max(notes.places[number], (oldest_ms, 0)), successes_ms)
 
-    async def _follow(self, number: int, found: Sequence[RecordedRuns]) -> None:
-        token, notes = self._known.pop(number)
-        episodes, decided, cursor = Episodes(notes.episodes), list[Decided](), found[-1].cursor
+    async def _follow(self, number: int, place: tuple[int, int], found: Sequence[RecordedRuns]) -> None:
+        self._notes = notes = await self._notices.read_notes(self._notes)
+        if notes.places.get(number) != place:
+            return  # another node has followed these runs
+        episodes, decided = Episodes(notes.episodes), list[Decided]()
         for run_id, record in in_order(found):
             for signal in signals_of(record, run_id):
                 decided += episodes.take(signal, self._options.channels)
-        await self._notices.put(notice_tasks(await self._with_responses(decided)))
-        if await self._notices.write_notes(number, notes.cursor, cursor, episodes.changed):
-            self._known[number] = token, Notes(cursor, episodes.known)
-
-    async def _with_responses(self, decided: list[Decided]) -> list[Decided]:
-        """Add what the receivers of the first runs answered."""
-        shown = []
-        for one in decided[:MOST_RESPONSES]:
+        for at, one in enumerate(decided[:MOST_RESPONSES]):
             response = None if one.run_id is None else await self._notices.response_of(one.run_id)
-            told = one.notice if response is None else one.notice.with_response(response)
-            shown.append(one._replace(notice=told))
-        return [*shown, *decided[MOST_RESPONSES:]]
+            if response is not None:
+                decided[at] = one._replace(notice=one.notice.with_response(response))
+        await self._notices.put(notice_tasks(decided))
+        await self._store_episodes(episodes.changed, number, found[-1].at)
+
+    async def _store_episodes(self, changed: Mapping[str, Episode | None], number: int, place: tuple[int, int]) -> None:
+        self._notes = await self._notices.write_notes(self._notes, changed, number, place) or Notes()
 
     # -- states ------------------------------------------------------------------------------------------------------
 
     async def _look_at_breakers(self) -> None:
         """Tell of breakers that have opened or closed here. Breakers of one receiver on many nodes are one episode."""
-        now = frozenset(one for one in self._receivers.unavailable if not one.startswith(OURS))
-        if now == self._told_unavailable:
+        now_ms = self._store.clock.now_ms()
+        now = frozenset(one for one in self._unavailable() if not one.startswith(OURS))
+        if now == self._told_unavailable and not (now and now_ms >= self._told_at_ms + UNSEEN_MS // 3):
             return
-        changed = [self._state("breaker", one, bad=True) for one in now - self._told_unavailable]
-        changed += [self._state("breaker", one, bad=False) for one in self._told_unavailable - now]
-        await self._tell(changed)
-        self._told_unavailable = now
+        bad = [self._state("breaker", one, bad=True) for one in now]
+        await self._tell([*bad, *(self._state("breaker", one, bad=False) for one in self._told_unavailable - now)])
+        self._told_unavailable, self._told_at_ms = now, now_ms
 
-    def _state(self, kind: str, receiver: str, *, bad: bool, since_ms: int | None = None, reason: str = "") -> Signal:
+    def _state(
+        self, kind: NoticeKind, receiver: str, *, bad: bool, since_ms: int | None = None, reason: str = ""
+    ) -> Signal:
         now_ms = self._store.clock.now_ms()
         # Nodes that see it in the same minute tell it once.
         place = str(now_ms // 60_000 if since_ms is None else since_ms)
         queue = receiver.removeprefix("queue:") if receiver.startswith("queue:") else None
         target = receiver if queue is None else None
-        named = next(one for one in KINDS if one == kind)
-        return Signal(receiver, named, bad, now_ms, place, None, target, queue, reason, lasts=True)
+        return Signal(receiver, kind, bad, now_ms, place, None, target, queue, reason, lasts=True)
 
-    async def _tell(self, signals: list[Signal], ended: Collection[str] = ()) -> None:
-        """Follow states. What was told as one of the kinds `ended` and is not among the signals any more is over."""
-        bad = {signal.key for signal in signals if signal.bad}
+    async def _tell(self, signals: Sequence[Signal], seen: Collection[str] | None = None) -> None:
+        """Follow states. `seen` are the beats that are watched: given by the leader, who ends what is over."""
         while True:
-            notes = await self._notices.read_notes(None)
-            told = {key.partition("|")[2] for key in notes.episodes}
-            over = [key.partition("|") for key in sorted(told - bad)]
-            well = [self._state(kind, subject, bad=False) for kind, _, subject in over if kind in ended]
+            self._notes = notes = await self._notices.read_notes(self._notes)
             episodes = Episodes(notes.episodes)
-            decided = [one for signal in (*signals, *well) for one in episodes.take(signal, self._options.channels)]
+            over = [] if seen is None else list(self._over(episodes, signals, seen))
+            decided = [one for signal in (*signals, *over) for one in episodes.take(signal, self._options.channels)]
             if not episodes.changed:
                 return
             await self._notices.put(notice_tasks(decided))
-            after = b"%d" % (int(notes.cursor or b"0") + 1)
-            if await self._notices.write_notes(None, notes.cursor, after, episodes.changed):
+            self._notes = await self._notices.write_notes(notes, episodes.changed) or Notes()
+            if self._notes.version:
                 return
+
+    def _over(self, episodes: Episodes, signals: Sequence[Signal], watched: Collection[str]) -> Iterable[Signal]:
+        """Yield the states that are over, and forget episodes that nothing will end."""
+        bad = {signal.key for signal in signals if signal.bad}
+        now_ms = self._store.clock.now_ms()
+        for key, one in list(episodes.known.items()):
+            track, _, subject = key.partition("|")[2].partition("|")
+            unseen_ms, kind = now_ms - one.last_ms, _STATES.get(track)
+            if kind is not None and not one.of_runs:
+                if unseen_ms > UNSEEN_MS if kind == "breaker" else f"{track}|{subject}" not in bad:
+                    yield self._state(kind, subject, bad=False)
+            elif unseen_ms > (FORGOTTEN_MS if subject.startswith(ONE_PLACE) else RECEIVER_FORGOTTEN_MS) or (
+                subject.startswith(f"{BEAT}:") and subject.removeprefix(f"{BEAT}:") not in watched
+            ):
+                episodes.changed[key] = None
+                del episodes.known[key]
 
     # -- as the leader ---------------------------------------------------------------------------------------
 
@@ -221,19 +244,19 @@ class Notifier:
         if now_ms < self._look_at_ms <= now_ms + LOOK_EVERY_MS:
             return
         self._look_at_ms = now_ms + LOOK_EVERY_MS
-        await self._expect_beats(now_ms)
+        beats = await self._watched()
         if self._options.channels:
-            lasting = [*await self._disabled(now_ms), *await self._without_workers(now_ms)]
-            await self._tell(lasting, ("disabled", "no worker"))
+            states = [*await self._disabled(now_ms), *await self._without_workers(now_ms)]
+            await self._tell([*states, *(beat_signal(one, now_ms) for one in beats.values())], beats.keys())
 
-    async def _expect_beats(self, now_ms: int) -> None:
-        """Watch for the beats of the settings from now on, whether or not any has come."""
+    async def _watched(self) -> dict[str, Beat]:
+        """Return the beats that are watched; those of the settings from now on, whether or not any has come."""
+        beats = await self._notices.beats()
         for name, expected in self._options.beats.items():
-            raw = await self._notices.read_beat(name)
-            if raw is None or msgspec.msgpack.decode(raw, type=BeatState).expected != expected:
-                report = msgspec.to_builtins(BeatReport(expected=expected))
-                id_ = f"{BEAT}/{name}/expected/{now_ms // LOOK_EVERY_MS}"
-                await self._notices.put([Task(f"{BEAT}:{name}", report, id=id_)])
+            if (known := beats.get(name)) is None or known.expected != expected:
+                made = await self._notices.beat(name, expected, came=False)
+                beats |= {} if made is None else {name: made}
+        return beats
 
     async def _disabled(self, now_ms: int) -> list[Signal]:
         pauses = Pauses((one for one in await read_pauses(self._store) if one.mode == "drop"), now_ms)
@@ -253,13 +276,94 @@ class Notifier:
         if not waiting:
             return []
         served = served_queues(await live_workers(self._store))
+        why = "no worker serves the queue"
         return [
-            self._state(
-                "no worker", f"queue:{queue}", bad=True, since_ms=oldest_ms, reason="no worker serves the queue"
-            )
+            self._state("no worker", f"queue:{queue}", bad=True, since_ms=oldest_ms, reason=why)
             for queue, oldest_ms in waiting.items()
             if queue not in served
         ]
+
+
+# -- the way out ---------------------------------------------------------------------------------------------------
+
+DIGEST: Final = "/digest"
+DIGEST_RETRY: Final = "12 base=5s cap=10m"
+
+
+class DigestRequest(msgspec.Struct, frozen=True):
+    """The payload of a digest."""
+
+    window_ms: int
+
+
+class NotifySink:
+    """`notify:<channel>` gathers notices, and `notify:<channel>/digest` sends them as one message."""
+
+    batch_tasks = 500
+
+    def __init__(self, channels: Channels, http: HttpSink, namespace: str) -> None:
+        self._channels = channels
+        self._http = http
+        self._namespace = namespace
+        self.notices: Notices | None = None
+        """Known only when the node has started."""
+        # Looked up once: every notice that comes due asks.
+        self._lacks = {name: missing_for(one, http) for name, one in channels.items()}
+
+    def missing(self, target: str) -> str | None:
+        """Return the package that this node lacks for a channel; without a name, for any of them."""
+        name = target.partition(":")[2].removesuffix(DIGEST)
+        reasons = [self._lacks.get(name)] if name else self._lacks.values()
+        return next((reason for reason in reasons if reason is not None), None)
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        target = batch[0].target.partition(":")[2]
+        name = target.removesuffix(DIGEST)
+        if name not in self._channels:  # not dead: another node may know it, or this one after its next start
+            return [Retry(f"this node has no channel {name!r}; add [notify.{name}] to its settings")] * len(batch)
+        if self.notices is None:
+            return [Retry("the node is starting or stopping", untried=True)] * len(batch)
+        try:
+            if target != name:
+                return [await self._send_digest(self.notices, name, one) for one in batch]
+            return await _gather(self.notices, name, batch)
+        except MainspringError as error:
+            return [Retry(str(error), error=error)] * len(batch)
+
+    async def _send_digest(self, notices: Notices, name: str, delivery: Delivery) -> Outcome:
+        try:
+            window_ms = msgspec.json.decode(delivery.payload, type=DigestRequest).window_ms
+        except msgspec.MsgspecError as error:
+            return Dead(f"the payload is no digest: {error}")
+        taken = await notices.take(name, window_ms)
+        if not taken.counts:
+            return DONE  # an earlier attempt has sent it
+        outcome = await send(self._channels[name], Digest(self._namespace, name, taken), delivery, self._http)
+        if not isinstance(outcome, Retry | Dead):
+            await notices.sent(name, taken)
+        return outcome
+
+    async def aclose(self) -> None:
+        """Do nothing: whoever made the HTTP sink closes it."""
+
+
+async def _gather(store: Notices, channel: str, batch: Sequence[Delivery]) -> list[Outcome]:
+    outcomes: list[Outcome] = [DONE] * len(batch)
+    notices: list[tuple[str, Notice]] = []
+    for at, one in enumerate(batch):
+        try:
+            notices.append((one.id, msgspec.json.decode(one.payload, type=Notice)))
+        except msgspec.MsgspecError as error:
+            outcomes[at] = Dead(f"the payload is no notice: {error}")
+    if notices:
+        due_ms = await store.add(channel, notices)
+        # Also for notices that were there before: the digest may not have been put, and then nobody would send them.
+        digest = Task(
+            f"{NOTIFY}:{channel}{DIGEST}", msgspec.to_builtins(DigestRequest(due_ms)), at=due_ms,
+            id=f"{NOTIFY}/{channel}/{due_ms}", retry=DIGEST_RETRY,
+        )  # fmt: skip
+        await store.put([digest])
+    return outcomes
 
 
 # -- the history elsewhere ---------------------------------------------------------------------------------------------
@@ -272,16 +376,17 @@ class Forwarder:
     def __init__(self, store: Store, owned: Mapping[int, Partition], target: str) -> None:
         self._store, self._owned, self._target = store, owned, target
         self._notices = Notices(store)
-        self._cursors: dict[int, tuple[bytes, bytes]] = {}
+        self._ends: dict[int, tuple[bytes, EntryId]] = {}
         """The token under which a partition was read, and how far its history has been forwarded."""
 
     async def step(self) -> float:
         asked: list[AskedRuns] = []
         for number, partition in list(self._owned.items()):
-            known = self._cursors.get(number)
+            known = self._ends.get(number)
             if known is None or known[0] != partition.token:
-                known = self._cursors[number] = partition.token, await read_forwarded(self._store, number)
-            asked.append(AskedRuns(number, known[1], True))
+                end = entry_id(await read_forwarded(self._store, number))
+                known = self._ends[number] = partition.token, end
+            asked.append(AskedRuns(number, known[1], 0))
         more, failure = False, None
         for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
             if isinstance(found, StoreError):
@@ -294,7 +399,7 @@ class Forwarder:
         return 0.0 if more else EVERY_S
 
     async def _forward(self, number: int, found: Sequence[RecordedRuns]) -> None:
-        token, _ = self._cursors.pop(number)
+        token, _ = self._ends.pop(number)
         partitions = len(self._store.keys)
         runs = [
             KeptRun(run_id, RunRef.parse(run_id, partitions).ms, record)
@@ -302,5 +407,6 @@ class Forwarder:
             if not (record.target == self._target and is_run_id(record.task_id, partitions))  # a record on its way
         ]
         await self._notices.put([Task(self._target, run.as_dict(), id=run.id) for run in runs])
-        await write_forwarded(self._store, number, found[-1].cursor)
-        self._cursors[number] = token, found[-1].cursor
+        end = found[-1].at
+        await write_forwarded(self._store, number, b"%d-%d" % end)
+        self._ends[number] = token, end

@@ -1,8 +1,6 @@
-"""`notify:<channel>`, which gathers notices and sends them as one message, and `beat:<name>`, which watches for beats.
+"""The messages of a channel: one digest as mail, as a webhook, for a chat, or for a service of apprise.
 
-A notice is put into the box of its channel. The first one there makes a digest task, due some seconds later; when that
-is due, it sends one message with everything in the box. Every step can be repeated: a notice counts once by its id, a
-digest takes the same notices at each attempt, and its message has the same id each time.
+Each way out is one small function of the digest; `send` chooses it. Text that came from tasks is escaped by each.
 """
 
 import hashlib
@@ -15,152 +13,32 @@ from email.utils import formatdate
 from html import escape as html_escape
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from ..model.delivery import DONE, Dead, Delivery, DeliveryBatch, Outcome, Retry
-from ..model.errors import InvalidInput, MainspringError
+from ..model.delivery import DONE, Delivery, DeliveryBatch, Outcome, Retry
 from ..model.explain import moment
-from ..model.notice import (
-    BEAT,
-    NOTIFY,
-    AppriseWay,
-    BeatReport,
-    BeatState,
-    Channel,
-    Channels,
-    Expected,
-    MailWay,
-    Notice,
-    NoticeKind,
-    Taken,
-    WebFormat,
-    WebWay,
-    after_report,
-    notice_tasks,
-)
-from ..model.task import OnConflict, Task
+from ..model.notice import AppriseWay, Channel, MailWay, Notice, NoticeKind, Taken, WebFormat, WebWay
 from ..model.text import describe, escape
 from .http import HttpSink
 
 log = logging.getLogger("mainspring.notices")
 
 
-class NoticeStore(Protocol):
-    """What the sinks of this module need of the store. Each call may be repeated."""
-
-    def now_ms(self) -> int: ...
-
-    async def add(self, channel: str, notices: Sequence[tuple[str, Notice]]) -> int:
-        """Put notices with their ids into the box, those that it has not had; return when its digest is due."""
-        ...
-
-    async def take(self, channel: str, window_ms: int) -> Taken:
-        """Return the notices of the digest that is due at `window_ms`; later ones go to the next."""
-        ...
-
-    async def sent(self, channel: str, taken: Taken) -> None:
-        """Remove what `take` returned."""
-        ...
-
-    async def put(self, tasks: Sequence[Task], on_conflict: OnConflict = "keep") -> None:
-        """Put tasks that have ids."""
-        ...
-
-    async def read_beat(self, name: str) -> bytes | None: ...
-
-    async def write_beat(self, name: str, before: bytes | None, after: bytes) -> bool:
-        """Replace the state of a beat; return False if it has changed since it was read."""
-        ...
-
-
-DIGEST: Final = "/digest"
-DIGEST_RETRY: Final = "12 base=5s cap=10m"
-_NOT_STARTED: Final = Retry("the node is starting or stopping", untried=True)
-
-
-class NoticeSink:
-    """What both sinks share: a store that is known only when the node has started."""
-
-    def __init__(self, channels: Channels) -> None:
-        self.channels = channels
-        self.store: NoticeStore | None = None
-
-
-class DigestRequest(msgspec.Struct, frozen=True):
-    """The payload of a digest."""
-
-    window_ms: int
-
-
-class NotifySink(NoticeSink):
-    """Gathers notices, and sends digests."""
-
-    batch_tasks = 500
-
-    def __init__(self, channels: Channels, http: HttpSink, namespace: str) -> None:
-        super().__init__(channels)
-        self._http = http
-        self._namespace = namespace
-        # Looked up once: every notice that comes due asks.
-        self._lacks = {name: missing_for(one, http) for name, one in channels.items()}
-
-    def missing(self, target: str) -> str | None:
-        """Return the package that this node lacks for a channel; without a name, for any of them."""
-        name = target.partition(":")[2].removesuffix(DIGEST)
-        reasons = [self._lacks.get(name)] if name else self._lacks.values()
-        return next((reason for reason in reasons if reason is not None), None)
-
-    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        name, is_digest = _read_target(batch[0].target)
-        channel = self.channels.get(name)
-        if channel is None:  # not dead: another node may know it, or this one after its next start
-            return [Retry(f"this node has no channel {name!r}; add [notify.{name}] to its settings")] * len(batch)
-        if self.store is None:
-            return [_NOT_STARTED] * len(batch)
-        try:
-            if is_digest:
-                return [await self._send_digest(channel, self.store, one) for one in batch]
-            return await _gather(channel, self.store, batch)
-        except MainspringError as error:
-            return [Retry(str(error), error=error)] * len(batch)
-
-    async def _send_digest(self, channel: Channel, store: NoticeStore, delivery: Delivery) -> Outcome:
-        try:
-            window_ms = msgspec.json.decode(delivery.payload, type=DigestRequest).window_ms
-        except msgspec.MsgspecError as error:
-            return Dead(f"the payload is no digest: {error}")
-        taken = await store.take(channel.name, window_ms)
-        if not taken.counts:
-            return DONE  # an earlier attempt has sent it
-        outcome = await self.send(channel, Digest(self._namespace, channel.name, taken), delivery)
-        if not isinstance(outcome, Retry | Dead):
-            await store.sent(channel.name, taken)
-        return outcome
-
-    async def send(self, channel: Channel, digest: "Digest", delivery: Delivery) -> Outcome:
-        """Send one message; the key of the delivery tells repeats from new ones."""
-        match channel.way:
-            case WebWay(hook, form):
-                payload = msgspec.json.encode(_FORMS[form](digest))
-                body = msgspec.structs.replace(delivery.body, payload=payload, raw=False)
-                [outcome] = await self._http.deliver_to(
-                    hook, DeliveryBatch([msgspec.structs.replace(delivery, body=body)], lambda _: None)
-                )
-                return outcome
-            case MailWay():
-                return await _send_mail(channel.way, digest, delivery.idempotency_key)
-            case AppriseWay(url):
-                return await _send_by_apprise(url, digest)
-
-    async def aclose(self) -> None:
-        """Do nothing: whoever made the HTTP sink closes it."""
-
-
-def _read_target(target: str) -> tuple[str, bool]:
-    name = target.partition(":")[2]
-    return name.removesuffix(DIGEST), name.endswith(DIGEST)
+async def send(channel: Channel, digest: "Digest", delivery: Delivery, http: HttpSink) -> Outcome:
+    """Send one message; the key of the delivery tells repeats from new ones."""
+    match channel.way:
+        case WebWay(hook, form):
+            payload = msgspec.json.encode(_FORMS[form](digest))
+            body = msgspec.structs.replace(delivery.body, payload=payload, raw=False)
+            once = DeliveryBatch([msgspec.structs.replace(delivery, body=body)], lambda _: None)
+            [outcome] = await http.deliver_to(hook, once)
+            return outcome
+        case MailWay():
+            return await _send_mail(channel.way, digest, delivery.idempotency_key)
+        case AppriseWay(url):
+            return await _send_by_apprise(url, digest)
 
 
 def missing_for(channel: Channel, http: HttpSink) -> str | None:
@@ -176,72 +54,6 @@ def missing_for(channel: Channel, http: HttpSink) -> str | None:
 
 def _needs(what: str, package: str, extra: str) -> str:
     return f"{what} needs the package {package} on this node: pip install 'mainspring[{extra}]'"
-
-
-async def _gather(channel: Channel, store: NoticeStore, batch: Sequence[Delivery]) -> list[Outcome]:
-    outcomes: list[Outcome] = [DONE] * len(batch)
-    notices: list[tuple[str, Notice]] = []
-    for at, one in enumerate(batch):
-        try:
-            notices.append((one.id, msgspec.json.decode(one.payload, type=Notice)))
-        except msgspec.MsgspecError as error:
-            outcomes[at] = Dead(f"the payload is no notice: {error}")
-    if notices:
-        due_ms = await store.add(channel.name, notices)
-        # Also for notices that were there before: the digest may not have been put, and then nobody would send them.
-        digest = Task(
-            f"{NOTIFY}:{channel.name}{DIGEST}", msgspec.to_builtins(DigestRequest(due_ms)), at=due_ms,
-            id=f"{NOTIFY}/{channel.name}/{due_ms}", retry=DIGEST_RETRY,
-        )  # fmt: skip
-        await store.put([digest])
-    return outcomes
-
-
-class BeatSink(NoticeSink):
-    """Takes beats of other programs' jobs, and tells of those that do not come.
-
-    The deadline of the next beat is a task of its own, and every beat moves it.
-    """
-
-    batch_tasks = 100
-
-    def __init__(self, channels: Channels, expected: Mapping[str, Expected]) -> None:
-        super().__init__(channels)
-        self._expected = expected
-
-    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        return [await self._deliver_one(one) for one in batch]
-
-    async def _deliver_one(self, delivery: Delivery) -> Outcome:
-        name = delivery.target.partition(":")[2]
-        if self.store is None:
-            return _NOT_STARTED
-        try:
-            report = msgspec.json.decode(delivery.payload, type=BeatReport)
-            while not await self._report(self.store, name, report):
-                pass  # another beat came at the same time: what it has written counts
-        except (InvalidInput, msgspec.MsgspecError) as error:
-            return Dead(str(error))
-        except MainspringError as error:
-            return Retry(str(error), error=error)
-        return DONE
-
-    async def _report(self, store: NoticeStore, name: str, report: BeatReport) -> bool:
-        """Notices first: repeated, they are the same tasks. The deadline last, and each time, whatever was done."""
-        raw = await store.read_beat(name)
-        state = None if raw is None else msgspec.msgpack.decode(raw, type=BeatState)
-        known = self._expected.get(name)
-        after, decided = after_report(name, state, report, known, self.channels, store.now_ms())
-        await store.put(notice_tasks(decided))
-        if not await store.write_beat(name, raw, msgspec.msgpack.encode(after)):
-            return False
-        watch = msgspec.to_builtins(BeatReport(deadline_ms=after.deadline_ms))
-        task = Task(f"{BEAT}:{name}", watch, at=after.deadline_ms, id=f"{BEAT}/{name}")
-        await store.put([task], "replace")
-        return True
-
-    async def aclose(self) -> None:
-        """Do nothing: no resource is held."""
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -302,33 +114,42 @@ class Digest:
 
     def html(self) -> str:
         """Return the same as HTML, without pictures, links and scripts."""
-        parts = [f"<h2>{html_escape(self.title)}</h2>"]
+        color = "#1b7f4b" if self.counts.keys() == {"recovered"} else "#b3261e"
+        parts = [f'<h2 style="font-size:18px;border-left:5px solid {color};padding-left:10px">{_safe(self.title)}</h2>']
         if self.lines:
-            parts.append("<ul>" + "".join(f"<li>{html_escape(line)}</li>" for line in self.lines) + "</ul>")
+            parts.append("<ul>" + "".join(f"<li>{_safe(line)}</li>" for line in self.lines) + "</ul>")
         for one in self.shown:
-            rows = "".join(
-                f"<tr><th align='left'>{html_escape(name)}</th><td>{html_escape(value)}</td></tr>"
-                for name, value in facts_of(one)
+            rows = "".join(f"<tr><th {_TH}>{name}</th><td>{_safe(value)}</td></tr>" for name, value in facts_of(one))
+            parts.append(
+                f'<h3 style="font-size:15px">{_safe(one.subject)} {_VERBS[one.kind]}</h3><table>{rows}</table>'
             )
-            parts.append(f"<h3>{html_escape(escape(one.subject))} {_VERBS[one.kind]}</h3><table>{rows}</table>")
             if answer := _answer_lines(one):
-                parts.append(f"<pre>{html_escape(chr(10).join(answer))}</pre>")
-        foot = html_escape(f"namespace {self.namespace}, channel {self.channel}")
-        return f"<!doctype html><html><body>{''.join(parts)}<p><small>{foot}</small></p></body></html>"
+                parts.append(f"<pre {_PRE}>{_safe(chr(10).join(answer))}</pre>")
+        foot = _safe(f"namespace {self.namespace}, channel {self.channel}")
+        page = f"{''.join(parts)}<p><small>{foot}</small></p>"
+        return f'<!doctype html><html><body style="font:14px/1.4 sans-serif;color:#222">{page}</body></html>'
+
+
+_TH: Final = 'style="text-align:left;vertical-align:top;padding-right:14px;font-weight:normal;color:#666"'
+_PRE: Final = 'style="background:#f4f4f4;padding:8px;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere"'
+
+
+def _safe(text: str) -> str:
+    return html_escape("\n".join(map(escape, text.split("\n"))))
 
 
 def facts_of(notice: Notice) -> list[tuple[str, str]]:
     """Return what a notice says, name by name, on one line each."""
-    took_ms = notice.ended_ms - notice.began_ms if notice.began_ms else None
+    well, first = notice.kind == "recovered", notice.since_ms == notice.at_ms
     facts: list[tuple[str, object]] = [
         ("reason", notice.reason),
         ("status", notice.code),
-        ("failures in a row", notice.count if notice.count > 1 else None),
-        ("failing since", moment(notice.since_ms)),
+        ("failures" if well else "failures in a row", notice.count if notice.count > 1 else None),
+        ("failed since" if well else "failing since", None if first else moment(notice.since_ms)),
         ("ended" if notice.ended_ms else "seen", moment(notice.at_ms)),
         ("due", moment(notice.due_ms) if notice.due_ms else None),
         ("began", moment(notice.began_ms) if notice.began_ms else None),
-        ("took", None if took_ms is None else f"{took_ms} ms"),
+        ("took", f"{notice.ended_ms - notice.began_ms} ms" if notice.began_ms else None),
         ("task", notice.task),
         ("attempt", notice.attempt or None),
         ("target", notice.target),
@@ -353,7 +174,7 @@ def _as_webhook(digest: Digest) -> dict[str, Any]:
 
 _SLACK_CHARS: Final = 2_900
 _DISCORD_CHARS: Final = 3_900
-_TEAMS_CHARS: Final = 15_000
+_TEAMS_BYTES: Final = 20_000
 
 
 def _cut(text: str, most: int) -> str:
@@ -365,6 +186,7 @@ def _as_slack(digest: Digest) -> dict[str, Any]:
     quoted = digest.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {
         "text": quoted,
+        "mrkdwn": False,
         "blocks": [
             {"type": "header", "text": {"type": "plain_text", "text": _cut(digest.title, 150), "emoji": False}},
             {"type": "section", "text": {"type": "plain_text", "text": _cut(digest.text(), _SLACK_CHARS),
@@ -379,10 +201,16 @@ def _as_teams(digest: Digest) -> dict[str, Any]:
     def block(text: str, **style: object) -> dict[str, Any]:
         return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text, **style}]}
 
-    lines = _cut(digest.text(), _TEAMS_CHARS).splitlines()
+    blocks, room = [block(digest.title, weight="Bolder", size="Medium")], _TEAMS_BYTES
+    for line in filter(None, digest.text().splitlines()):
+        blocks.append(block(line))
+        room -= len(msgspec.json.encode(blocks[-1]))
+        if room < 0:  # Teams takes 28 KB, and would refuse more each time
+            blocks[-1] = block("…")
+            break
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json", "type": "AdaptiveCard", "version": "1.4",
-        "body": [block(digest.title, weight="Bolder", size="Medium"), *(block(line) for line in lines if line)],
+        "body": blocks,
     }  # fmt: skip
     kind = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}

@@ -207,7 +207,6 @@ class PartitionKeys:
     sched: str
     next: str
     off: str
-    notes: str
     runs_n: str
     runs: str
     failed_runs: str
@@ -219,7 +218,6 @@ class PartitionKeys:
         names = (
             "slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake",
             "queued", "acks", "queues", "work", "holds", "sched", "next", "off",
-            "notes",
             "runs:n", "runs", "runs:failed", "runs:details", "runs:ring",
         )  # fmt: skip
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))

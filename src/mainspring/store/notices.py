@@ -4,14 +4,15 @@ import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ..model.delivery import Response
-from ..model.errors import StoreError
+from ..model.errors import Conflict, StoreError
 from ..model.ids import idh_of
-from ..model.notice import KINDS, BeatState, Episode, Expected, Notice, NoticeKind, Taken
+from ..model.notice import KINDS, ONE_PLACE, Beat, Episode, Expected, Notice, NoticeKind, Taken
 from ..model.run import RunRecord
 from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
@@ -35,55 +36,64 @@ KNOWN_MS: Final = 3_600_000
 """How long a box knows the ids of its notices."""
 MOST_KEPT: Final = 500
 """Notices that a box keeps; more are only counted."""
+MOST_BEATS: Final = 10_000
+"""Beats that are watched in a namespace."""
 FORGOTTEN_MS: Final = 7 * 86_400_000
 """Age at which the notices of a digest that died are dropped."""
 AT_ONCE: Final = 200
 
 
-class Notes(NamedTuple):
-    """The episodes of one partition, or of the namespace, as they were read."""
+EntryId = tuple[int, int]
+"""Where an entry lies in a stream: its ms and its number there."""
+EVERYWHERE: Final = -1
+"""In place of a partition: any of them."""
 
-    cursor: bytes
-    """How far the runs were read; changed with every write."""
-    episodes: Mapping[str, Episode]
+
+class Notes(NamedTuple):
+    """The episodes of a namespace, and how far the runs of each partition were followed, as they were read."""
+
+    version: bytes = b""
+    """Changed with every write."""
+    places: Mapping[int, EntryId] = {}
+    episodes: Mapping[str, Episode] = {}
+
+    def failing_since(self) -> dict[int, int]:
+        """Return since when something fails that runs of a partition, or of `EVERYWHERE`, can end."""
+        since: dict[int, int] = {}
+        for key, one in self.episodes.items():
+            if one.of_runs:
+                narrow = key.split("|", 2)[2].startswith(ONE_PLACE)
+                at = int(one.began.partition(".")[0], 36) if narrow else EVERYWHERE
+                since[at] = min(one.since_ms, since.get(at, one.since_ms))
+        return since
 
 
 class AskedRuns(NamedTuple):
     """What to read of a partition."""
 
     partition: int
-    cursor: bytes
-    successes: bool
-    """Whether runs that did not fail matter too."""
-
-    def from_moment_of(self, first: "RecordedRuns") -> "AskedRuns":
-        """Ask for all runs from the millisecond of this entry on, but for none again."""
-        start = max(_place(self.cursor), (first.at[0] - 1, _LAST_SEQ))
-        return AskedRuns(self.partition, b"%d-%d" % start, True)
+    after: EntryId
+    successes_ms: int | None
+    """Since when runs that did not fail matter too; None: they do not."""
 
 
 class RecordedRuns(NamedTuple):
     """Some runs that were recorded together."""
 
-    at: tuple[int, int]
+    at: EntryId
     partition: int
     failed: bool
     data: bytes
 
-    @property
-    def cursor(self) -> bytes:
-        return b"%d-%d" % self.at
-
     def records(self) -> list[tuple[str, RunRecord]]:
         """Return the runs with their ids; none if they cannot be read, as those of a later version."""
-        ms, seq = self.at
         try:
             records = _records.decode(unpack(self.data))
         except (msgspec.MsgspecError, zlib.error) as error:
-            log.warning("runs of entry %d-%d cannot be read and are not told of: %s", ms, seq, error)
+            log.warning("runs of entry %d-%d cannot be read and are not told of: %s", *self.at, error)
             return []
         return [
-            (RunRef(ms, seq, self.partition, position * 2 + self.failed).text, record)
+            (RunRef(*self.at, self.partition, position * 2 + self.failed).text, record)
             for position, record in enumerate(records)
         ]
 
@@ -95,25 +105,29 @@ def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]
         yield from sorted(runs, key=lambda run: (run[1].ended_ms, not run[1].failed))
 
 
-def _merged(partition: int, streams: Sequence[Sequence[Any]]) -> list[RecordedRuns]:
-    """Return the entries of several streams in the order in which they were recorded, as far as all were read."""
-    read: list[RecordedRuns] = []
-    ends: list[tuple[int, int]] = []
-    for number, rows in enumerate(streams):
-        entries = [RecordedRuns(_place(row[0]), partition, number == 0, row[1][1]) for row in rows]
-        read += entries
-        if len(entries) == ENTRIES_AT_ONCE:
-            ends.append(entries[-1].at)
-    end = min(ends, default=None)
-    return sorted(one for one in read if end is None or one.at <= end)
+def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) -> list[RecordedRuns]:
+    """Return the entries of several streams in the order in which they were recorded, as far as all were read.
+
+    Leave a millisecond out that is not over, or not read whole: in which order its runs ended is known only when all
+    are there, and whoever reads them again after a crash must see the same order.
+    """
+    found = [
+        [RecordedRuns(entry_id(row[0]), partition, number == 0, row[1][1]) for row in rows]
+        for number, rows in enumerate(streams)
+    ]
+    end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=(before_ms, 0))
+    known = sorted(one for entries in found for one in entries if one.at <= end and one.at[0] < before_ms)
+    return [one for one in known if one.at[0] < end[0]] or known
 
 
-def _place(entry: bytes) -> tuple[int, int]:
+def entry_id(entry: bytes) -> EntryId:
+    """Read the id of an entry of a stream."""
     ms, _, seq = entry.partition(b"-")
     return int(ms), int(seq)
 
 
-_LAST_SEQ: Final = (1 << 64) - 1
+SETTLED_MS: Final = 50
+"""Age of runs that are followed: by then no others are recorded in the same millisecond, whatever the clocks say."""
 ENTRIES_AT_ONCE: Final = 16
 """Entries of a stream that are read at once; each has up to 64 runs."""
 _records: Final = msgspec.msgpack.Decoder(list[RunRecord])
@@ -128,9 +142,6 @@ class Notices:
         # Without the shared settings: a small max_payload_bytes is for what callers put, and must not stop notices.
         self._intake = Intake(store.keys, widths)
         self._named = NamedPuts(store, self._intake, widths)
-
-    def now_ms(self) -> int:
-        return self._store.clock.now_ms()
 
     async def put(self, tasks: Sequence[Task], on_conflict: OnConflict = "keep") -> None:
         """Put tasks that have ids. Repeating a call changes nothing."""
@@ -177,110 +188,128 @@ class Notices:
 
     # -- beats -------------------------------------------------------------------------------------------------------
 
-    async def read_beat(self, name: str) -> bytes | None:
-        [raw] = await self._store.run_one(self._store.keys.slot, [("HGET", self._store.keys.watched, name)])
-        return None if raw is None else bytes(raw)
+    async def beats(self) -> dict[str, Beat]:
+        """Return the jobs of others that are watched, by name."""
+        [flat] = await self._store.run_one(self._store.keys.slot, [("HGETALL", self._store.keys.watched)])
+        beats = [_beat.decode(raw) for name, raw in zip(flat[::2], flat[1::2], strict=True) if name != _VERSION]
+        return {one.name: one for one in sorted(beats, key=attrgetter("name"))}
 
-    async def write_beat(self, name: str, before: bytes | None, after: bytes) -> bool:
-        """Replace the state of a beat; return False if it has changed since it was read."""
-        return bool(await self._call("note", [self._store.keys.watched], [name, before or b"", after]))
+    async def read_beat(self, name: str) -> Beat | None:
+        [raw] = await self._store.run_one(self._store.keys.slot, [("HGET", self._store.keys.watched, name)])
+        return None if raw is None else _beat.decode(raw)
+
+    async def beat(self, name: str, expected: Expected | None, *, came: bool) -> Beat | None:
+        """Note that a beat came, or only when it is expected. Return None if that was never said. Raises Conflict."""
+        keys = self._store.keys
+        while True:
+            [raw, known] = await self._store.run_one(keys.slot, [("HGET", keys.watched, name), ("HLEN", keys.watched)])
+            before = None if raw is None else _beat.decode(raw)
+            expected = expected or (None if before is None else before.expected)
+            if expected is None:
+                return None
+            if before is None and known > MOST_BEATS:
+                raise Conflict(f"{MOST_BEATS:,} beats are watched already; remove some that nobody sends any more")
+            now_ms = await self._store.fresh_ms()
+            last_ms = now_ms if came else 0 if before is None else before.last_ms
+            after = Beat(name, expected, expected.deadline_ms(now_ms), last_ms)
+            if await self._note(keys.watched, [name, raw or b"", msgspec.msgpack.encode(after)]):
+                return after
+
+    async def remove_beat(self, name: str) -> bool:
+        """Watch for a beat no more; return False if it was not watched."""
+        [gone] = await self._store.run_one(self._store.keys.slot, [("HDEL", self._store.keys.watched, name)])
+        return bool(gone)
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
-    async def read_notes(self, partition: int | None) -> Notes:
-        """Return the open episodes of a partition; of None, those that concern no single partition.
-
-        Runs that were recorded before anybody wanted notices are passed over.
-        """
-        key, slot = self._notes_of(partition)
+    async def read_notes(self, known: Notes) -> Notes:
+        """Return the open episodes of all, or the same ones if nobody has written since."""
+        key, slot = self._store.keys.notes, self._store.keys.slot
+        [version] = await self._store.run_one(slot, [("HGET", key, _VERSION)])
+        if known.version == (version or b""):
+            return known
         [flat] = await self._store.run_one(slot, [("HGETALL", key)])
         fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
-        cursor = fields.pop(_CURSOR, b"")
-        if partition is not None and not cursor:
-            [last] = await self._store.run_one(slot, [("HGET", self._store.keys.partitions[partition].runs_n, "last")])
-            cursor = last or b"0-0"
-            if not await self.write_notes(partition, b"", cursor, {}):
-                return await self.read_notes(partition)
-        return Notes(cursor, {name.decode(): _episode.decode(raw) for name, raw in fields.items()})
+        version, places, episodes = fields.pop(_VERSION, b""), {}, {}
+        for name, raw in fields.items():
+            if name.startswith(_PARTITION):
+                places[int(name[1:])] = entry_id(raw)
+            else:
+                episodes[name.decode()] = _episode.decode(raw)
+        return Notes(version, places, episodes)
 
     async def write_notes(
-        self, partition: int | None, before: bytes, after: bytes, changed: Mapping[str, Episode | None]
-    ) -> bool:
-        """Store changed episodes with a new cursor; return False if another node has written since they were read."""
-        key, slot = self._notes_of(partition)
-        args: list[Arg] = [_CURSOR, before, after]
-        for name, episode in changed.items():
-            args += (name, b"" if episode is None else msgspec.msgpack.encode(episode))
-        [reply] = await self._store.run_one(slot, [self._store.scripts.call("note", [key], args)])
-        return bool(reply)
+        self, notes: Notes, changed: Mapping[str, Episode | None], partition: int = EVERYWHERE, place: EntryId = (0, 0)
+    ) -> Notes | None:
+        """Store changed episodes and how far a partition was followed. Return what is stored now.
+
+        Return None if another node has changed one of them since they were read: then nothing is stored.
+        """
+        episodes, places, args = dict(notes.episodes), dict(notes.places), list[Arg]()
+        if partition != EVERYWHERE:
+            before = places.get(partition)
+            args += (b"@%d" % partition, b"" if before is None else b"%d-%d" % before, b"%d-%d" % place)
+            places[partition] = place
+        for name, after in changed.items():
+            args += (name, _raw(episodes.pop(name, None)), _raw(after))
+            if after is not None:
+                episodes[name] = after
+        version = await self._note(self._store.keys.notes, args)
+        if not version:
+            return None
+        # Others may have written other fields meanwhile: then the next reading sees another version than this one.
+        mine = b"%d" % (int(notes.version or b"0") + 1)
+        return Notes(mine, places, episodes) if version == int(mine) else Notes()
+
+    async def ends_of(self, partitions: Sequence[int]) -> list[EntryId | StoreError]:
+        """Return where the recorded runs of each partition end: from there on they are followed."""
+        keys = [self._store.keys.partitions[number] for number in partitions]
+        groups: list[Group] = [(one.slot, [("HGET", one.runs_n, "last")]) for one in keys]
+        found = await self._store.run(groups)
+        return [one if isinstance(one, StoreError) else entry_id(one[0] or b"0-0") for one in found]
 
     async def new_runs(self, asked: Sequence[AskedRuns]) -> list[list[RecordedRuns] | StoreError]:
-        """Return what was recorded after the cursors, oldest first: at most a portion of each partition."""
+        """Return what was recorded after a place, oldest first: at most a portion of each partition."""
         groups: list[Group] = []
         for one in asked:
             keys = self._store.keys.partitions[one.partition]
-            streams = (keys.failed_runs, keys.runs) if one.successes else (keys.failed_runs,)
-            reads: list[RedisCommand] = [
-                ("XRANGE", stream, b"(" + one.cursor, "+", "COUNT", ENTRIES_AT_ONCE) for stream in streams
-            ]
+            after = b"(%d-%d" % one.after
+            reads: list[RedisCommand] = [("XRANGE", keys.failed_runs, after, "+", "COUNT", ENTRIES_AT_ONCE)]
+            if one.successes_ms is not None:
+                start = after if one.after[0] >= one.successes_ms else b"%d-0" % one.successes_ms
+                reads.append(("XRANGE", keys.runs, start, "+", "COUNT", ENTRIES_AT_ONCE))
             # In one step: an entry that comes between two reads would be passed over in the stream that was read first.
             groups.append((keys.slot, [("MULTI",), *reads, ("EXEC",)]))
-        found: list[list[RecordedRuns] | StoreError] = []
-        for one, result in zip(asked, await self._store.run(groups), strict=True):
-            found.append(result if isinstance(result, StoreError) else _merged(one.partition, result[-1]))
-        return found
+        before_ms = self._store.clock.now_ms() - SETTLED_MS
+        return [
+            result if isinstance(result, StoreError) else _merged(one.partition, result[-1], before_ms)
+            for one, result in zip(asked, await self._store.run(groups), strict=True)
+        ]
 
     async def response_of(self, run_id: str) -> Response | None:
         """Return what the receiver of a run answered, if that is still kept."""
         found = await read_run(self._store, run_id)
         return None if found is None or found.details is None else found.details.response
 
-    def _notes_of(self, partition: int | None) -> tuple[str, int]:
-        keys = self._store.keys
-        if partition is None:
-            return keys.notes, keys.slot
-        return keys.partitions[partition].notes, keys.partitions[partition].slot
+    async def _note(self, key: str, args: Sequence[Arg]) -> int:
+        return int(await self._call("note", [key], args))
 
     async def _call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         [reply] = await self._store.run_one(self._store.keys.slot, [self._store.scripts.call(name, keys, args)])
         return reply
 
 
-MOST_BEATS: Final = 10_000
-"""Beats that a namespace watches: each is a task that returns for ever."""
-_UNWATCHED_MS: Final = 86_400_000
-"""A deadline that passed this long ago has no task any more: it was cancelled."""
+def _raw(episode: Episode | None) -> bytes:
+    return b"" if episode is None else msgspec.msgpack.encode(episode)
 
 
-async def read_expected(store: Store, name: str) -> Expected | None:
-    """Return when a beat is expected; None if nobody has said so."""
-    [raw] = await store.run_one(store.keys.slot, [("HGET", store.keys.watched, name)])
-    return None if raw is None else _beat.decode(raw).expected
-
-
-async def has_room(store: Store, name: str) -> bool:
-    """Return whether a beat can be watched: it is already, or there are not too many.
-
-    Forget some of those that are not watched any more if there are too many.
-    """
-    watched, slot = store.keys.watched, store.keys.slot
-    known, count = await store.run_one(slot, [("HEXISTS", watched, name), ("HLEN", watched)])
-    if known or count < MOST_BEATS:
-        return True
-    [some] = await store.run_one(slot, [("HRANDFIELD", watched, 100, "WITHVALUES")])
-    before_ms = store.clock.now_ms() - _UNWATCHED_MS
-    pairs = zip(some[::2], some[1::2], strict=True)
-    gone = [one for one, raw in pairs if _beat.decode(raw).deadline_ms < before_ms]
-    if gone:
-        await store.run_one(slot, [("HDEL", watched, *gone)])
-    return bool(gone)
-
-
-_CURSOR: Final = b"@"
-"""Field of the cursor; the names of episodes begin with a channel, which cannot have this name."""
+_VERSION: Final = b""
+"""Field that counts the writes of a hash; no beat and no episode has an empty name."""
+_PARTITION: Final = b"@"
+"""Begins the field of a partition's place; the names of episodes begin with a channel, which cannot begin so."""
+_beat: Final = msgspec.msgpack.Decoder(Beat)
 _notice: Final = msgspec.msgpack.Decoder(Notice)
 _episode: Final = msgspec.msgpack.Decoder(Episode)
-_beat: Final = msgspec.msgpack.Decoder(BeatState)
 
 
 def _window_of(field: bytes) -> int:

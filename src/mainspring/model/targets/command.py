@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..errors import InvalidInput
 from ..retry import RetryPolicy
-from ..text import check_known
+from ..text import Tables, check_known
 from ..times import delay_ms
 from .names import COMMANDS, check_queue
 
@@ -52,49 +52,24 @@ class Command:
             raise InvalidInput(f"output_bytes is {self.output_bytes}; it must lie between 0 and {MOST_OUTPUT}")
 
 
-class Commands(Mapping[str, Command]):
+class Commands(Tables[Command]):
     """Commands by name. Immutable."""
 
     def __init__(self, commands: Mapping[str, Command] | None = None) -> None:
-        self._commands = dict(commands or {})
-        for name in self._commands:
+        super().__init__(commands)
+        for name in self:
             if not _NAME.fullmatch(name):
                 raise InvalidInput(f"the name of a command is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
-
-    def __getitem__(self, name: str) -> Command:
-        return self._commands[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._commands.items()))
-
-    def __repr__(self) -> str:
-        return f"Commands({', '.join(self._commands)})"
 
 
 def read_commands(value: object) -> Commands:
     """Read every `[commands.<name>]`, or the same as one JSON text."""
     if isinstance(value, str):
         value = json.loads(value)
-    if not isinstance(value, Mapping):
-        raise InvalidInput("expected a table of tables; write [commands.<name>] and its settings below")
-    found = {}
-    for name, table in value.items():
-        try:
-            found[name] = read_command(table)
-        except InvalidInput as error:
-            raise InvalidInput(f"{name}: {error}") from None
-    return Commands(found)
+    return Commands.read_each("commands", value, lambda _, table: read_command(table))
 
 
-def read_command(table: object) -> Command:
-    if not isinstance(table, Mapping):
-        raise InvalidInput("expected a table; write [commands.<name>] and its settings below")
+def read_command(table: Mapping[str, Any]) -> Command:
     check_known(table, _READERS, "a command")
     if "argv" not in table:
         raise InvalidInput('argv is missing; write argv = ["/usr/bin/program", "argument"]')

@@ -4,7 +4,7 @@ A task that names its target carries no secrets, and the address can change whil
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +12,7 @@ from ..errors import InvalidInput
 from ..flow import BreakerPolicy, Limit, Rate
 from ..lane import LanePolicy, read_lane_policy
 from ..retry import RetryPolicy, policy_table, read_retry
-from ..text import check_known
+from ..text import Tables, check_known
 from .names import HANDED_OFF, check_target
 from .webhook import WEBHOOK_SETTINGS, Webhook, read_webhook, webhook_table
 
@@ -52,60 +52,39 @@ class Plain:
 TargetSpec = Webhook | Plain
 
 
-class Targets(Mapping[str, TargetSpec]):
+class Targets(Tables[TargetSpec]):
     """Named targets by name. Immutable."""
 
     def __init__(self, specs: Mapping[str, TargetSpec] | None = None) -> None:
-        self._specs = dict(specs or {})
-        for name in self._specs:
+        super().__init__(specs)
+        for name in self:
             if not _NAME.fullmatch(name):
                 raise InvalidInput(f"the name of a target is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
 
     @classmethod
     def read(cls, tables: Mapping[str, object]) -> "Targets":
         """Read one table per target, as in `[targets.<name>]`."""
-        specs = {}
-        for name, table in tables.items():
-            try:
-                specs[name] = _read_spec(table)
-            except InvalidInput as error:
-                raise InvalidInput(f"{name}: {error}") from None
-        return cls(specs)
+        return cls.read_each("targets", tables, _read_spec)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Return the tables from which `read` makes these targets again, secrets included."""
-        return {name: _kind_of(spec).write(spec) | _shared_table(spec) for name, spec in self._specs.items()}
+        return {name: _kind_of(spec).write(spec) | _shared_table(spec) for name, spec in self.items()}
 
     def retries(self) -> dict[str, RetryPolicy]:
         """Return the retry policies, by target as named in tasks."""
-        return {f"{SCHEME}:{name}": spec.retry for name, spec in self._specs.items() if spec.retry is not None}
+        return {f"{SCHEME}:{name}": spec.retry for name, spec in self.items() if spec.retry is not None}
 
     def limits(self) -> dict[str, Limit]:
         """Return the limits over all nodes together, by target."""
-        limits = {f"{SCHEME}:{name}": spec.limit for name, spec in self._specs.items()}
+        limits = {f"{SCHEME}:{name}": spec.limit for name, spec in self.items()}
         return {target: limit for target, limit in limits.items() if limit}
 
     def lane_policies(self) -> dict[str, LanePolicy]:
-        policies = {f"{SCHEME}:{name}": spec.lane_policy for name, spec in self._specs.items()}
+        policies = {f"{SCHEME}:{name}": spec.lane_policy for name, spec in self.items()}
         return {target: policy for target, policy in policies.items() if policy is not None}
 
     def breakers(self) -> dict[str, BreakerPolicy]:
-        return {f"{SCHEME}:{name}": spec.breaker for name, spec in self._specs.items() if spec.breaker is not None}
-
-    def __getitem__(self, name: str) -> TargetSpec:
-        return self._specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._specs.items()))
-
-    def __repr__(self) -> str:
-        return f"Targets({', '.join(self._specs)})"
+        return {f"{SCHEME}:{name}": spec.breaker for name, spec in self.items() if spec.breaker is not None}
 
 
 class _Kind(NamedTuple):
@@ -142,9 +121,7 @@ _SHARED: Final = ("retry", "breaker", "lane_policy")
 """Settings that every kind of target may have."""
 
 
-def _read_spec(table: object) -> TargetSpec:
-    if not isinstance(table, Mapping):
-        raise InvalidInput("expected a table; write [targets.<name>] and its settings below")
+def _read_spec(_: str, table: Mapping[str, Any]) -> TargetSpec:
     found = [kind for name, kind in _KINDS.items() if name in table]
     if not found:
         every = dict.fromkeys(name for kind in _KINDS.values() for name in kind.settings)

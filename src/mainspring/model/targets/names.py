@@ -53,11 +53,14 @@ def queue_of(target: str, commands: Mapping[str, str] | None = None) -> str:
     return _queue_named_by(target)
 
 
-SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target", "notify", "beat"})
+SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target", "notify"})
 """The built-in schemes. Packages may add others."""
 
-_OWN: Final = frozenset({"notify", "beat"})
+_OWN: Final = frozenset({"notify"})
 """Schemes of targets that Mainspring makes itself: no message proposes them."""
+
+BEAT: Final = "beat"
+"""Begins the names of beats where they stand beside targets: a key may be limited to `beat:<name>`."""
 
 SINK_GROUP: Final = "mainspring.sinks"
 """The group of entry points by which packages add sinks; an entry point's name is the scheme of its targets."""

@@ -33,7 +33,6 @@ _PARTITION_TYPES: Final = {
     "sched": b"hash",
     "next": b"hash",
     "off": b"list",
-    "notes": b"hash",
     "runs_n": b"hash",
     "runs": b"stream",
     "failed_runs": b"stream",
