@@ -348,5 +348,5 @@ def test_the_document_says_which_lists_come_whole() -> None:
     lists = [route for route in ROUTES if route.method == "GET" and route.name.startswith("list_")]
     paged = {route.tag for route in lists if hasattr(route.query, "cursor")}
     assert paged == {"tasks", "runs", "dead", "schedules", "lanes", "audit"}
-    assert {route.tag for route in lists} - paged == {"keys", "pauses", "queues", "workers", "targets"}
-    assert "keys, pauses, queues, workers and targets come whole" in made["info"]["description"]
+    assert {route.tag for route in lists} - paged == {"keys", "pauses", "queues", "workers", "targets", "beats"}
+    assert "keys, pauses, queues, workers, targets and beats come whole" in made["info"]["description"]

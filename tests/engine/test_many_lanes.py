@@ -7,7 +7,7 @@ import pytest
 from msgspec import json
 
 from mainspring.engine import dispatcher, due, lookahead, partition
-from mainspring.engine.engine import EngineOptions
+from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.engine.holds import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
 from mainspring.engine.partition import BeginCall
@@ -113,6 +113,11 @@ async def test_a_new_owner_resumes_many_lanes(paused: Ticker, tickers: Tickers, 
     assert (await balance(store)).pending == 0
 
 
+async def nothing_in_flight(engine: Engine) -> None:
+    while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
+        await asyncio.sleep(0)
+
+
 async def test_many_failures_at_once_are_written_while_others_leave(
     tickers: Tickers, store: Store, few_at_a_time: None
 ) -> None:
@@ -126,15 +131,13 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     await ticker.turn()
     ticker.clock.advance(seconds=1)
     await engine.dispatcher.step()
-    while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
-        await asyncio.sleep(0)
+    await nothing_in_flight(engine)
     failed = [one for one in engine.owned.values() if one.unwritten]
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
     assert 0 < sum(one.unwritten for one in failed) < 64, "some are written, not all"
-    while engine.deliveries.in_flight:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0)
+    await nothing_in_flight(engine)
     assert sum(one.value() == "free" for one in ticker.deliveries) == 8, "nobody waits for that"
     await engine.dispatcher.drain()
     books = await balance(store)

@@ -94,7 +94,7 @@ def test_a_client_accepts_the_schemes_that_are_installed_beside_it_and_imports_n
 
 def test_a_client_without_the_package_says_what_to_do() -> None:
     said = run(CHECK).stderr
-    assert "must start with one of beat:, command:, http:" in said
+    assert "must start with one of command:, http:" in said
     assert "install it here too (entry point 'mainspring.sinks')" in said
     assert "or use a named target of the nodes, target:<name>" in said
 

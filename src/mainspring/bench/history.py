@@ -33,6 +33,8 @@ LEASE_S: Final = 60.0
 """Long: a loaded machine must not cost the leases of what is measured."""
 _READS: Final = 200
 _SCHEDULES: Final = 1_000
+_LONE_RUNS: Final = 2_000
+"""Fewer would share out what each partition takes once, and not what a run takes."""
 _BUDGET_BYTES: Final = 16 << 20
 _ROOM_BYTES: Final = 4 << 30
 """Far more than the runs take: nothing is trimmed but where that is measured."""
@@ -130,7 +132,7 @@ async def history(where: ServerChoice, runs: int, tasks: int, rounds: int, progr
             failures = await _ms(client.runs(outcome="failed", limit=1000))
         finally:
             await owner.store.aclose()
-        lone_bytes = await _lone(place, max(1, runs // 50))
+        lone_bytes = await _lone(place, max(_LONE_RUNS, runs // 50))
         budget_used = await _filled(place, progress)
     percentiles = quantiles(last, n=100)
     return HistoryFigures(

@@ -77,7 +77,7 @@ async def test_a_cancelled_or_unknown_task_cannot_be_moved(client: Client, store
     await client.cancel(handle.id)
     with pytest.raises(Conflict, match="cancelled"):
         await client.reschedule(handle.id, after="1h")
-    with pytest.raises(NotFound, match="no such task"):
+    with pytest.raises(NotFound, match="no task 'nobody'"):
         await client.reschedule("nobody", after="1h")
 
 
