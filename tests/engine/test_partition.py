@@ -3,7 +3,8 @@
 from mainspring.engine.flight import Flight
 from mainspring.engine.partition import BeginCall, Partition, Settled
 from mainspring.engine.slice import LiveSlice, is_set
-from mainspring.model.delivery import Body
+from mainspring.model.delivery import DONE, Body, Response
+from mainspring.model.run import DELIVERED, Run, RunDetails, RunRecord
 from mainspring.store.codec import INDEXED, LANE, entry
 from mainspring.store.keys import Keyspace, Slice
 from mainspring.store.owner.fire import MOST_BYTES, Death, NewPlace
@@ -119,6 +120,22 @@ def test_a_lane_goes_on_although_the_outcome_that_freed_it_was_dropped() -> None
     assert call is not None
     assert call.work.deaths == []
     assert call.work.holds == [("l", b"")], "the server must not hold it for the next owner"
+
+
+def test_what_runs_left_behind_counts_in_the_size_of_a_commit() -> None:
+    partition = partition_with(0)
+    flights = leave(partition, 1_000, 100)
+    body = bytes(MOST_BYTES // 10)
+    for flight in flights:
+        record = RunRecord.of(flight, DELIVERED, DONE, 1_000, 1_000, "node")
+        details = RunDetails(Response(200, (), body))
+        partition.settle(Settled(flight.live, flight.index, delivered=True, runs=(Run(record, details),)), flight)
+    sizes = []
+    while (call := partition.commit()) is not None:
+        sizes.append(len(call.work.runs))
+        partition.answered(call, "ok")
+    assert sum(sizes) == len(flights)
+    assert max(sizes) <= 10
 
 
 def test_nothing_moves_behind_a_failed_head_before_the_head_is_written() -> None:

@@ -98,6 +98,7 @@ class Settled(NamedTuple):
         """Approximate bytes that a commit sends for it."""
         row = 0 if self.retry is None else len(self.retry.row)
         row += 0 if self.answer is None else len(self.answer.data)
+        row += sum(sum(run.details.sizes) for run in self.runs if run.details is not None)
         return row if self.death is None else row + len(self.death.record)
 
 

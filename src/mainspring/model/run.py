@@ -261,6 +261,18 @@ class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Lines that the handler logged."""
     traceback: str = ""
 
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of its parts: response, standard output, standard error, log, traceback."""
+        response, output = self.response, self.output
+        return [
+            0 if response is None else len(response.body),
+            0 if output is None else len(output.stdout),
+            0 if output is None else len(output.stderr),
+            sum(map(len, self.log)),
+            len(self.traceback),
+        ]
+
 
 class Run(NamedTuple):
     """A record to be written, with its details if it has any."""

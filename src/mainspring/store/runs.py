@@ -74,14 +74,7 @@ DETAILS_BYTES: Final = 64 * 1024
 
 def within(details: RunDetails, most: int = DETAILS_BYTES) -> RunDetails:
     """Return the details with the middle of long parts left out: beginnings and ends say most."""
-    response, output = details.response, details.output
-    sizes = [
-        0 if response is None else len(response.body),
-        0 if output is None else len(output.stdout),
-        0 if output is None else len(output.stderr),
-        sum(map(len, details.log)),
-        len(details.traceback),
-    ]
+    response, output, sizes = details.response, details.output, details.sizes
     if sum(sizes) <= most:
         return details
     share = most // sum(size > 0 for size in sizes)
