@@ -125,7 +125,7 @@ def test_a_lane_goes_on_although_the_outcome_that_freed_it_was_dropped() -> None
 def test_what_runs_left_behind_counts_in_the_size_of_a_commit() -> None:
     partition = partition_with(0)
     flights = leave(partition, 1_000, 100)
-    body = bytes(MOST_BYTES // 10)
+    body = bytes(MOST_BYTES // 10 + 1)
     for flight in flights:
         record = RunRecord.of(flight, DELIVERED, DONE, 1_000, 1_000, "node")
         details = RunDetails(Response(200, (), body))
