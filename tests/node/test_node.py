@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mainspring.client.client import Client
 from mainspring.config.config import Config
 from mainspring.model.delivery import DONE, Delivery, Outcome
-from mainspring.model.errors import ConfigError, StoreError, Unavailable
+from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
+from mainspring.model.task import Task
 from mainspring.node.node import Node
 from mainspring.store import server_checks
-from mainspring.testing.servers import standalone
+from mainspring.testing.servers import Server, standalone
 
 
 class Basket:
@@ -224,3 +226,24 @@ async def test_a_node_fires_while_a_request_of_its_clients_still_waits_for_its_r
             await until(lambda: basket.ids == ["before"], "it fires")
             assert not blocked.done()
             blocked.cancel()
+
+
+async def test_a_program_on_the_server_learns_at_the_put_which_addresses_no_node_may_reach(
+    server: Server, namespace: str
+) -> None:
+    inside, metadata = "http://10.1.2.3/hook", "http://169.254.169.254/latest"
+    async with Client(server.url, namespace=namespace) as client:
+        await client.put(metadata, after="1h", id="early")  # no node runs, so nobody can say
+        config = Config(redis_url=server.url, namespace=namespace, http_allow=("10.0.0.0/8",))
+        async with running(config, Basket()):
+            for refused in (
+                client.put(metadata, after="1h"),
+                client.put_many([Task("log:", after="1h"), Task(metadata, after="1h")]),
+                client.schedules.add("spy", cron="@daily", target=metadata),
+            ):
+                with pytest.raises(InvalidInput, match=r"169\.254\.169\.254 is a metadata service"):
+                    await refused
+            await client.put(inside, after="1h", id="allowed")
+            await client.put("http://hooks.internal/", after="1h", id="a name")
+            assert await client.schedules.get("spy") is None
+            assert sorted(one.id for one in (await client.list()).tasks) == ["a name", "allowed", "early"]

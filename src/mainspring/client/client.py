@@ -30,6 +30,7 @@ from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Pauses, Scope
 from ..model.notice import Beat, Expected, check_beat
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
+from ..model.targets.url import AllowList
 from ..model.task import (
     BulkCancelOutcome,
     CancelOutcome,
@@ -49,6 +50,7 @@ from ..model.task import (
 from ..model.text import check_text, nearest
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from ..model.workers import QueueInfo, WorkerInfo, served_queues
+from ..sinks.http_network import check_literal_target, leads_inside
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
@@ -69,6 +71,20 @@ from .runs import RunOperations
 
 if TYPE_CHECKING:
     from .schedules import Schedules
+
+
+async def check_reach(store: Store, targets: Iterable[str]) -> None:
+    """Refuse webhooks to IP addresses that no live node may reach. Names are looked up when a task is due."""
+    inside = [target for target in targets if leads_inside(target)]
+    if not inside:
+        return
+    nodes = (await members.look_at_nodes(store)).members.values()
+    reaches = [one.about.http_reach for one in nodes]
+    if not reaches or None in reaches:
+        return  # nobody can say yet; the node that delivers decides
+    allow = AllowList.parse(entry for reach in reaches for entry in reach or ())
+    for target in inside:
+        check_literal_target(target, allow)
 
 
 BATCH: Final = 16_384
@@ -285,6 +301,7 @@ class PutOperations:
         batch = intake.take(tasks, now_ms)
 
         async def write() -> None:
+            await check_reach(store, batch.targets)
             places: Places = {}
             named: list[Handle | None] = []
             short: set[int] = set()

@@ -36,6 +36,7 @@ from ..store.store import Store
 from ..store.tasks.index import IdRow
 from ..store.tasks.put import Widths
 from ..store.tasks.put_ids import put_ids
+from .client import check_reach
 
 _TRIES: Final = 16
 Make = Callable[[Seen, int], Definition | None]
@@ -358,6 +359,7 @@ class Schedules(RunsBeside):
         now_ms = await self._store.fresh_ms()  # one time for all, so that equal schedules share the result
         # Search in a thread: some schedules take long to evaluate, and the node must keep firing meanwhile.
         await asyncio.to_thread(lambda: [check_definition(one, now_ms) for one in definitions])
+        await check_reach(self._store, {one.target for one in definitions})
 
         def make(definition: Definition, seen: Seen, now_ms: int) -> Definition | None:
             if seen.definition is None:

@@ -417,6 +417,7 @@ class Node:
                 catch_up="" if self.config.catch_up_rate is None else f"{self.config.catch_up_rate.per_s:g}/s",
                 catch_up_after_ms=round(self.config.catch_up_after_s * 1000),
                 lacks=lacks,
+                http_reach=self.config.http_reach,
             )
 
         return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)

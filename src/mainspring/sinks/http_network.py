@@ -10,6 +10,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
@@ -117,6 +118,16 @@ def check_literal_target(target: str, allow: AllowList) -> None:
     """Refuse a target whose host is an IP address that webhooks may not reach. Names are checked once resolved."""
     if target.startswith(("http://", "https://")):
         _check_literal(parse_web_url(target), allow)
+
+
+@lru_cache(maxsize=4096)
+def leads_inside(target: str) -> bool:
+    """Return whether the host of a webhook is an IP address that is not public."""
+    try:
+        check_literal_target(target, AllowList())
+    except ForbiddenAddress:
+        return True
+    return False
 
 
 def _check_literal(url: WebUrl, allow: AllowList) -> None:

@@ -40,6 +40,8 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Tasks overdue by more than this are released at that rate."""
     lacks: tuple[str, ...] = ()
     """Schemes of targets that the node cannot deliver to because a package is missing."""
+    http_reach: tuple[str, ...] | None = None
+    """What its webhooks may reach besides public addresses; None if the node does not say."""
 
 
 class Member(NamedTuple):
@@ -150,6 +152,12 @@ class Holding(NamedTuple):
 
 async def look(store: Store) -> tuple[ClusterView, list[Holding]]:
     """Return the cluster's state for a caller that is not a member."""
+    view = await look_at_nodes(store)
+    return view, await holdings(store, view.now_us // 1000)
+
+
+async def look_at_nodes(store: Store) -> ClusterView:
+    """Return the live nodes, the leader and the plan for a caller that is not a member."""
     keys = store.keys
     questions: list[RedisCommand] = [
         ("HGETALL", keys.nodes),
@@ -170,8 +178,7 @@ async def look(store: Store) -> tuple[ClusterView, list[Holding]]:
             rows += [nodes[i], int(order), left_ms, int(leaving), record]
             if (nodes[i], nonce) == (lead[0], lead[1]) and leaving == b"0":
                 leader = nodes[i]
-    view = _view(now_ms * 1000, leader, _whole(lead[2]), rows, plan, len(keys))
-    return view, await holdings(store, now_ms)
+    return _view(now_ms * 1000, leader, _whole(lead[2]), rows, plan, len(keys))
 
 
 async def holdings(store: Store, now_ms: int) -> list[Holding]:

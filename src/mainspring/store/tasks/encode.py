@@ -348,6 +348,7 @@ class Batch:
     def __init__(self, size: int, now_ms: int) -> None:
         self.size = size
         self.now_ms = now_ms
+        self.targets: set[str] = set()
         self.rows = PutRows()
         self.runs: list[SliceRun] = []
         self.named: dict[int, Named] = {}
@@ -370,7 +371,8 @@ class Intake:
     def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
         """Encode all tasks, or raise for the first invalid one; nothing is written in either case."""
         batch = Batch(len(tasks), now_ms)
-        self._meet({task.target for task in tasks if type(task.target) is str})
+        batch.targets = {task.target for task in tasks if type(task.target) is str}
+        self._meet(batch.targets)
         bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._shared.max_payload_bytes)
         found = sort_out(tasks, bounds)
         for number, idh in zip(found.others, self._other_ids.each(len(found.others)), strict=True):
