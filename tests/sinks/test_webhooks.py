@@ -12,11 +12,12 @@ import pytest
 
 from mainspring.cli.dead import lines_of
 from mainspring.cli.output import lines_of as result_lines
+from mainspring.client.client import Client
 from mainspring.config.config import Config
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.audit import of_pause
 from mainspring.model.delivery import DONE, Delivery, Outcome, Response, Retry
-from mainspring.model.errors import NotFound, OutOfMemory
+from mainspring.model.errors import InvalidInput, NotFound, OutOfMemory
 from mainspring.model.ids import idh_of
 from mainspring.model.job import Result
 from mainspring.model.lane import Pause, Scope
@@ -336,11 +337,14 @@ async def test_the_example_of_the_page_on_webhooks_reaches_a_receiver(tmp_path: 
 
 async def test_elsewhere_the_loopback_is_refused_with_the_setting_that_allows_it(fleet: Fleet, namespace: str) -> None:
     with receiving() as receiver:
+        async with Client(fleet.url, namespace=namespace, partitions=4) as client:
+            await client.put(receiver.url, 1, after="10ms")  # while no node runs that could refuse it
         node = Node(Config(redis_url=fleet.url, namespace=namespace, partitions=4))
         await node.start()
         try:
             assert node.client is not None
-            await node.client.put(receiver.url, 1, after="10ms")
+            with pytest.raises(InvalidInput, match=r"or --http-allow 127\.0\.0\.1"):
+                await node.client.put(receiver.url, 1, after="10ms")
             dead_letters: list[str] = []
             async with asyncio.timeout(60):
                 while not dead_letters:

@@ -1,5 +1,6 @@
 """A mail server in a thread of its own, with TLS and passwords as real ones have them."""
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,29 @@ class Mailbox:
         return self.answer
 
 
+class _Controller(Controller):
+    """Knows its connections, so that none is open when its loop ends: Python would warn of that in a later test."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.connections: list[SMTP] = []
+
+    def factory(self) -> Any:
+        self.connections.append(connection := super().factory())
+        return connection
+
+    def stop(self, no_assert: bool = False) -> None:
+        asyncio.run_coroutine_threadsafe(self._close_connections(), self.loop).result(30)
+        super().stop(no_assert)
+
+    async def _close_connections(self) -> None:
+        for one in self.connections:
+            if one.transport is not None:
+                one.transport.close()
+        for _ in range(3):  # turns of the loop in which sockets are closed, that below TLS too
+            await asyncio.sleep(0)
+
+
 @contextmanager
 def mail_server(folder: Path, *, tls: str = "starttls", password: str = "") -> Iterator[Mailbox]:
     """Serve mail with `starttls`, TLS from the first byte (`tls`), or neither (`never`)."""
@@ -66,7 +90,7 @@ def mail_server(folder: Path, *, tls: str = "starttls", password: str = "") -> I
     if password:
         # With TLS from the first byte aiosmtpd does not see that there is any.
         more = {"authenticator": authenticate, "auth_required": tls != "tls", "auth_require_tls": tls != "tls"}
-    controller = Controller(
+    controller = _Controller(
         box,
         hostname="127.0.0.1",
         port=port,
