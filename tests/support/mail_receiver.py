@@ -54,7 +54,7 @@ class _Controller(Controller):
         self.connections: list[SMTP] = []
 
     def factory(self) -> Any:
-        self.connections.append(connection := super().factory())
+        self.connections.append(connection := super().factory())  # type: ignore[no-untyped-call]
         return connection
 
     def stop(self, no_assert: bool = False) -> None:
