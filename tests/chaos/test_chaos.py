@@ -1,6 +1,6 @@
 """Nodes die and hang, servers fall, roads break; nothing is lost, early, or finished by a former owner.
 
-`MAINSPRING_CHAOS_SEED=7` plans other faults; `make chaos-long` goes on with seed after seed.
+`CHAOS_SEED=7` plans other faults; `make chaos-long` goes on with seed after seed.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.support.chaos.network import refused
 from tests.support.chaos.profile import PROFILES, Profile
 from tests.support.chaos.run import run
 
-SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
 
 def _the_rest_is_slow(names: Iterable[str], kept: str) -> list[Any]:
@@ -103,7 +103,7 @@ def test_a_bug_between_nodes_and_workers_does_not_get_through(tmp_path: Path, mo
     assert "repeated" in report.violations, report.failures
 
 
-IN_THE_HISTORY = {"run-not-kept": "untold", "run-kept-again-by-a-repeated-commit": "told_twice"}
+IN_THE_HISTORY = {"run-not-kept": "untold", "run-kept-twice": "told_twice"}
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from mainspring.testing.servers import Server, wait_until
 from tests.support.serving import Serve
 from tests.support.web_receiver import Answer, Receiver, Request, receiving
 
-SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
-KILLS = int(os.environ.get("MAINSPRING_CHAOS_KILLS", "40"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "40"))
 """A few minutes; 200 for the long run."""
 JOBS = [f"job{number}" for number in range(6)]
 NODES = 3

@@ -44,6 +44,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "commit-marks-what-it-leaves": ("more-failures-than-a-commit-takes", "lost"),
     "outcome-of-a-forgotten-slice-written": ("slice-is-read-again-with-a-failure-unwritten", "books"),
     "run-kept-again-by-a-repeated-commit": ("reply-to-a-commit-is-lost", "books"),
+    "run-kept-twice": ("failures", "books"),
     "run-not-kept": ("failures", "books"),
     "failed-commit-at-a-stop-swallowed": ("commit-fails-at-a-stop", "repeated"),
     "done-without-dead-letter": ("failures", "lost"),

@@ -133,6 +133,17 @@ _COMMIT: Final = (
         ),
     ),
     Mutation(
+        "run-kept-twice",
+        "a commit adds its runs to the history twice",
+        (
+            Rewrite(
+                "commit",
+                "write_runs(now, ARGV[13])\nreturn",
+                "write_runs(now, ARGV[13])\nwrite_runs(now, ARGV[13])\nreturn",
+            ),
+        ),
+    ),
+    Mutation(
         "run-not-kept",
         "a commit writes what it has to write, and leaves out the history",
         (Rewrite("commit", "write_runs(now, ARGV[13])\nreturn", "return"),),
