@@ -57,7 +57,9 @@ def config_set(**settings: str) -> str:
 FAILED = [
     "mainspring serve",
     "mainspring task put --target https://shop.example/hooks --retry '2 base=100ms' --id order-42 '{\"order\":42}'",
+    "until mainspring dead list -o name | grep -q order-42; do :; done",
 ]
+"""A node, and a task that has become a dead letter: pages look at the letter at once."""
 JOBS = """cat > jobs.py <<'END'
 from mainspring import Scheduler
 
