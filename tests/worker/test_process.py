@@ -196,7 +196,7 @@ async def test_a_handler_that_does_not_end_does_not_keep_a_worker_from_stopping(
     await place.client.put(f"queue:mail/{handler}", id="hung")
     await until(lambda: lines(tmp_path / "notes"))
     assert await asyncio.to_thread(worker.end) == 0
-    assert "1 runs are broken off" in worker.log
+    assert "1 runs are cancelled" in worker.log
     await place.client.cancel("hung")
     await asyncio.to_thread(start)
     await place.settled()

@@ -184,7 +184,7 @@ _VIEWS: Final = frozenset(
         "workers",
     }
 )
-"""Lists of views in answers. What callers gave, such as payloads, is not looked into."""
+"""Lists of views in answers. Values from callers, such as payloads, are left as they are."""
 
 
 def answer(value: Any, status: int = 200, *headers: Header) -> Answer:

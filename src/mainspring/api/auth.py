@@ -152,7 +152,7 @@ OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
 
 
 def client_of(key: ApiKey, address: str) -> str:
-    """Return whose requests are counted together: those of a key or, without one, of an address."""
+    """Return the name under which requests are counted together: the key or, without one, the address."""
     return f"at {address}" if key is OPEN else f"key {key.id}"
 
 

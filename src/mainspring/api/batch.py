@@ -352,7 +352,7 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
 
 class Summary(msgspec.Struct):
     """`complete` is false if the rest was not taken; send it again from `next_line` on. `skipped` is the
-    number of lines that were received and not looked at."""
+    number of lines that were received and not read."""
 
     lines: int = 0
     created: int = 0
@@ -508,7 +508,7 @@ class _Batch:
         self._wrong_left -= len(found.wrong)
         if self._wrong_left <= 0:
             most = self._call.node.config.api_batch_errors
-            self._stop("invalid", f"{most} lines are wrong; the rest was not looked at", self._lines.taken + 1)
+            self._stop("invalid", f"{most} lines are wrong; the rest was not read", self._lines.taken + 1)
         return found
 
     def _within_limits(self, portion: bytes) -> bytes:

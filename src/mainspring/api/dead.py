@@ -237,7 +237,7 @@ async def drop_many_dead(call: Call) -> Answer:
 
 
 async def _audit_many(call: Call, what: str, **counted: int) -> None:
-    """Record what was done, even on an error: a server that became full midway has done some of it."""
+    """Record the changes, even on an error: a server that became full midway has made some of them."""
     if not call.body.dry_run and any(counted.values()):
         await call.audit(what, "many", _chosen(call.body), counted)
 

@@ -71,7 +71,7 @@ LONGEST_S: Final = 300.0
 """Longest time for any body: 64 MiB at 16 KiB a second would take more than an hour."""
 SMALL_CHUNKS: Final = 1_024
 LEAST_CHUNK_BYTES: Final = 16
-"""Smallest mean size of chunks after the first `SMALL_CHUNKS`: each chunk costs the same, however small."""
+"""Smallest mean size of chunks after the first `SMALL_CHUNKS`: each chunk costs the same, even a tiny one."""
 MAX_AHEAD: Final = 128
 """Most requests that may arrive on a connection before the first of them is answered."""
 LINGER_S: Final = 2.0

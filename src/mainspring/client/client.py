@@ -81,7 +81,7 @@ async def check_reach(store: Store, targets: Iterable[str]) -> None:
     nodes = (await members.look_at_nodes(store)).members.values()
     reaches = [one.about.http_reach for one in nodes]
     if not reaches or None in reaches:
-        return  # nobody can say yet; the node that delivers decides
+        return  # not known yet; the node that delivers decides
     allow = AllowList.parse(entry for reach in reaches for entry in reach or ())
     for target in inside:
         check_literal_target(target, allow)
@@ -119,7 +119,7 @@ class PutTally:
             self.handles += cast("list[Handle]", handles_of(batch, places, named, self.level))
 
     def attach_stored(self, error: MainspringError) -> None:
-        """Add to an error what was stored before it."""
+        """Add to an error the tasks that were stored before it."""
         error.stored = self.accepted + sum(handle is not None for handle in self.last)
         error.handles = [*(self.handles or ()), *self.last]
 
@@ -684,7 +684,7 @@ class PauseOperations:
         return await lanes.read_lanes(self.store)
 
     async def lane(self, lane: str) -> LaneInfo:
-        """Return how a lane stands: its failed head, since when it waits, and how many tasks wait in it."""
+        """Return the state of a lane: its failed head, since when it waits, and how many tasks wait in it."""
         return await lanes.read_lane(self.store, check_name(lane, "lane"))
 
     async def lane_retry_head(self, lane: str) -> LaneAnswer:

@@ -1,4 +1,4 @@
-"""One frozen Config. Where a value comes from: flags, then MAINSPRING_*, then mainspring.toml, then the defaults."""
+"""One frozen Config. A value comes from the flags, else MAINSPRING_*, else mainspring.toml, else the defaults."""
 
 import os
 import re
@@ -116,7 +116,7 @@ class Config:
     api_batch_bytes: int = 64 * 1024 * 1024
     """Largest body of such a request."""
     api_batch_errors: int = 1_000
-    """Wrong lines of a batch after which the rest is not looked at."""
+    """Wrong lines of a batch after which the rest is not read."""
     api_rate: float = 0.0
     """Requests a second of one client to this node, all its processes together; 0 is no limit."""
     api_pending_tasks: int = 10_000_000
@@ -124,7 +124,7 @@ class Config:
     api_pending_bytes: int = 4 * 1024 * 1024 * 1024
     """Bytes of their payloads; 0 is no limit."""
     api_connections: int = 4_096
-    """Connections that the API keeps open at one time."""
+    """Connections that the API keeps open at a time."""
     api_timeout_s: float = 20.0
     """For a request to arrive, and for its answer to be taken: slower clients are cut."""
     api_hosts: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Config:
     max_timeout_s: float = MAX_TIMEOUT_S
     """The longest timeout of a webhook, whatever its task says: a request may hold a connection, or a stop, so long."""
     http_concurrency: int = 64
-    """Requests to one host at one time."""
+    """Requests to one host at a time."""
     http_rate: Rate | None = None
     """Requests a second of this node to one host, where its target says nothing."""
     http_result_ttl_s: float = 3600.0
@@ -184,7 +184,7 @@ class Config:
     strict_queues: bool = False
     """The order of the queues is their priority, and weights do not count."""
     worker_concurrency: int = 64
-    """Jobs that a worker runs at one time."""
+    """Jobs that a worker runs at a time."""
     worker_listen: str | None = None
     """Where a worker answers /livez, /readyz and /metrics: host:port. None: nowhere."""
     queue: QueueRules = field(default_factory=QueueRules)
@@ -375,7 +375,7 @@ class Config:
         shown = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
         if callable(self.credentials):
             del shown[PREFIX + "CREDENTIALS"]  # a function of this process: no text can name it
-        # A settings file in the working folder must not mix in, nor one that comes to lie there.
+        # A settings file in the working folder must not mix in, nor one that is put there later.
         return shown | {PREFIX + "CONFIG": os.devnull}
 
     def value_of(self, field: str) -> Any:

@@ -59,7 +59,7 @@ async def checkup(config: Config, url: str, *, here: str = "this machine") -> li
         found.append(DoctorFinding(safe_url(url), Check("answers", "error", str(error))))
     except StoreError as error:
         advice = (
-            "Is it running, is the URL right, does a firewall stand between? Set --redis-url or MAINSPRING_REDIS_URL"
+            "Is it running, is the URL right, is there a firewall in between? Set --redis-url or MAINSPRING_REDIS_URL"
         )
         found.append(DoctorFinding(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
     if config.kafka_url is not None:

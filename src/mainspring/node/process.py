@@ -75,7 +75,7 @@ def stop_signals(
 
 
 class Alarm:
-    """Calls a function after so many seconds; if the process was suspended meanwhile, `again_s` after that."""
+    """Calls a function after a time; if the process was suspended meanwhile, `again_s` seconds after it wakes up."""
 
     def __init__(self, after_s: float, again_s: float, call: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -116,7 +116,7 @@ class Connections:
         return known
 
     def _lend(self, client: "Client") -> None:
-        """Use this client in the running event loop; whoever lends it closes it."""
+        """Use this client in the running event loop; its owner closes it."""
         with self._opening:
             self._async[asyncio.get_running_loop()] = client
             self._lent.add(client)

@@ -1,4 +1,4 @@
-"""How many copies of a program agree on the schedules that it declares.
+"""Copies of one program agree on the schedules that it declares.
 
 The code wins: a program that starts writes each declaration that differs from the schedule in the store, once, and logs
 how to undo it. Copies of one program therefore write it once. What people set stays if they pin it

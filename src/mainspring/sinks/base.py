@@ -121,7 +121,7 @@ class NamedSink:
         return next((reason for spec in specs if (reason := missing(self._sinks, spec.address)) is not None), None)
 
     async def aclose(self) -> None:
-        """Do nothing: whoever made the sinks closes them."""
+        """Do nothing: the owner of the sinks closes them."""
 
     def _not_now(self, name: str, reason: str, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         # Not dead: another node may know the name, or this one after its next start.

@@ -41,7 +41,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     lacks: tuple[str, ...] = ()
     """Schemes of targets that the node cannot deliver to because a package is missing."""
     http_reach: tuple[str, ...] | None = None
-    """What its webhooks may reach besides public addresses; None if the node does not say."""
+    """What its webhooks may reach besides public addresses; None if the node does not report it."""
 
 
 class Member(NamedTuple):

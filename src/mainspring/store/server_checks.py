@@ -1,4 +1,4 @@
-"""Start-up checks of a server: what is fine, what to change, and what the server does not let us read.
+"""Start-up checks of a server: settings that are fine, settings to change, and settings that cannot be read.
 
 INFO answers most questions and is rarely forbidden. CONFIG, which managed services deny, is used only
 for what INFO lacks.

@@ -1,4 +1,4 @@
-"""The cost of a failure: every accepted task, compared with the deliveries and with what is still stored.
+"""The cost of a failure: compares every accepted task with the deliveries and the tasks that are still stored.
 
     handles = [await client.put("log:", n, after="1h", durability="replicas=1") for n in range(100)]
     …                                                    # a primary is lost, a replica is promoted

@@ -385,7 +385,7 @@ class ThreadRunner:
 
 
 WATCH_S: Final = 0.05
-"""How exactly timeouts are kept: one look at all runs, and nothing to set up for each."""
+"""How often timeouts are checked: one check of all runs costs less than a timer for each."""
 
 AHEAD_S: Final = 0.1
 """Jobs are taken this long before a place for them is expected to be free, by the rate at which jobs end."""

@@ -157,7 +157,7 @@ class ReadyQueues:
         self._settle(got)
 
     def _settle(self, got: Counter[str]) -> None:
-        """Note what each queue is owed now: its part of all that came, less what it got."""
+        """Note what each queue is owed now: its part of all jobs that came, less those it got."""
         full = [name for name in self.queues if name not in self._dry]
         total, came = sum(self._weights[name] for name in full), sum(got[name] for name in full)
         for name in full:
@@ -202,7 +202,7 @@ TURN_S: Final = 0.002
 """How much earlier a worker answers a message than the next in turn: more than a call to the server takes."""
 
 MOST_TURNS: Final = 2
-"""Most turns a worker waits, however many workers received the message: they may serve other queues."""
+"""Most turns a worker waits, even if more workers received the message: they may serve other queues."""
 
 
 class Taker:
@@ -379,7 +379,7 @@ class Worker:
             loop.start()
 
     async def stop(self) -> bool:
-        """Finish running jobs and return the others. Return True if no run was broken off."""
+        """Finish running jobs and return the others. Return True if no run was cancelled."""
         self.stopping = True
         self._present.wake()
         # Not in the middle of a call: jobs that the server has just handed out would wait here for a lease.
@@ -388,7 +388,7 @@ class Worker:
         await self._hand_back()
         clean = await self._finished_in_time()
         if not clean:
-            log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.executor.runs))
+            log.warning("%d runs are cancelled: shutdown_timeout is over; they run again", len(self.executor.runs))
         await self.executor.close()
         for loop in (self._watch, self._beat, self._keep, self._present):
             await loop.stop()

@@ -207,7 +207,7 @@ WARM_TASKS: Final = 100
 GIVE_UP_S: Final = 300.0
 LEAD_MS: Final = 3_000
 SLOW_SHARE: Final = 4
-"""One task in so many is also scheduled in each way that is not the fastest."""
+"""Divisor: this part of the tasks is also scheduled in each way that is not the fastest."""
 
 
 class PeerFailed(MainspringError):

@@ -116,7 +116,7 @@ def _process_id(info: bytes) -> int:
     return int(fields["process_id"])
 
 
-_LOADING_S = 1800.0  # a server that reads its AOF is working, however long it takes: this only ends a hang
+_LOADING_S = 1800.0  # a server may read its AOF for a long time: this only ends a hang
 _POLL_S = 0.01
 _PORT_TRIES = 20
 

@@ -1,6 +1,6 @@
 """One RESP2 connection: pipelines out, replies back in order. It never retries anything.
 
-A missing reply is `Unavailable`; its `sent` tells whether the commands may have run. Error replies are
+A missing reply is `Unavailable`; its `sent` says whether the commands may have run. Error replies are
 values in the list, because in a pipeline one error says nothing about its neighbours.
 """
 

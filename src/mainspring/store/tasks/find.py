@@ -92,8 +92,8 @@ class Reference(NamedTuple):
 
     @property
     def has_own_hash(self) -> bool:
-        """Whether the task was put in the lane that is named: then what stands under the id alone, and does not say its
-        lane, is another."""
+        """Whether the task was put in the named lane. A task stored under the hash of the id alone, without a lane, is
+        then another task."""
         return bool(self.lane and self.noted)
 
     def spots(self, partitions: int) -> list[Spot]:

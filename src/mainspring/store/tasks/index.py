@@ -54,7 +54,7 @@ LANES_KEPT_MS: Final = 7 * 24 * HOUR_MS
 """How long an id alone leads to a task in a lane, counted from the end of its dedupe window."""
 
 MOST_LANES: Final = 1_000
-"""Lanes of one id that are looked at where none is named: those that are noted longest."""
+"""Most lanes of an id that are searched if the caller names none: those whose notes last longest."""
 
 MOST_AT_ONCE: Final = 2_000
 """Most tasks in one call: Lua cannot unpack many more."""

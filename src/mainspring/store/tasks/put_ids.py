@@ -318,7 +318,7 @@ class NamedPuts:
         return failures
 
     async def _is_former(self, item: Named, lane: str, address: Address) -> bool:
-        """Whether what stands under the hash of the id alone is the task of this lane, put by an earlier version."""
+        """Return whether the task under the hash of the id alone is that of this lane, put by an earlier version."""
         idh = idh_of(item.id)
         located = await Finder(self._store).find(Reference(None, idh, item.partition, False, address))
         if located is None or located.entry.state in ("cancelled", "replaced"):
