@@ -387,7 +387,7 @@ async def test_chunks_of_a_byte_are_refused_before_the_body_is_read(api: Api) ->
         assert (await wire.head()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_large_body_has_a_limited_time_however_steadily_it_comes(api: Api) -> None:
+async def test_a_large_body_has_a_limited_time_even_if_it_comes_steadily(api: Api) -> None:
     async with Wire(api) as wire:
         head = b"POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000000\r\n\r\n"
         await wire.send(head + b"\n" * 6_000_000)

@@ -43,7 +43,7 @@ async def statuses(api: Api, *numbers: int) -> list[int]:
     return [(await put(api, n)).status for n in numbers]
 
 
-async def test_a_key_has_no_more_tasks_pending_than_it_may(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_cannot_exceed_its_pending_tasks(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     api.token = await api.key("submit-only")
     assert await statuses(api, 1, 2, 3) == [201, 201, 201]
     refused = await put(api, 4)

@@ -39,7 +39,7 @@ def depth_of(value: object) -> int:
 
 
 @given(values, st.integers(1, 6))
-def test_the_depth_is_that_of_the_value_whatever_its_texts_hold(value: object, limit: int) -> None:
+def test_the_depth_of_a_value_does_not_depend_on_its_texts(value: object, limit: int) -> None:
     body = json.dumps(value).encode()
     if depth_of(value) > limit:
         with pytest.raises(Problem):
@@ -105,7 +105,7 @@ def test_an_instant_in_a_parameter_has_many_spellings(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "-1", "9" * 40, "2030-01-01T00:00:00", "9999-12-31T23:59:59-23:59", "NaN"]
 )
-def test_what_is_no_instant_is_refused(text: str) -> None:
+def test_a_value_that_is_no_instant_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         when(text, "after")
 
@@ -172,7 +172,7 @@ def test_lines_keep_their_numbers_over_portions_and_empty_lines() -> None:
         st.sampled_from([b'{"target":"null:","at":1800000000001}', b"{}", b"", b"[", b'{"target":"log:","id":"a"}'])
     )
 )
-def test_every_line_has_one_outcome_and_it_is_the_same_however_it_is_read(rows: list[bytes]) -> None:
+def test_every_line_has_the_same_outcome_on_both_ways_to_read_it(rows: list[bytes]) -> None:
     body = b"\n".join(rows)
     quick, slow = Lines(ANYBODY, 64), Lines(ANYBODY, 64, REPEATS)
     one, other = quick.take(body, NOW, 10**6), slow.take(body, NOW, 10**6)

@@ -122,7 +122,7 @@ async def test_a_bound_key_sees_only_the_runs_of_its_targets(written: Api) -> No
 
 
 @pytest.mark.parametrize("query", ["id=task-2", "queue=ops", "outcome=dead", "target=command:*"])
-async def test_a_page_tells_a_bound_key_nothing_of_runs_that_it_may_not_see(written: Api, query: str) -> None:
+async def test_a_page_shows_a_bound_key_no_runs_that_it_may_not_see(written: Api, query: str) -> None:
     written.token = await written.key("reader", targets=("https://example.com/*",))
     assert (await written.get(f"/v1/runs?{query}&limit=1")).json == {"runs": [], "next": None}
 

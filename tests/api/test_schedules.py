@@ -219,7 +219,7 @@ async def test_retries_from_the_nodes_settings_are_reported_and_not_refused(serv
     server.call("FLUSHALL")
 
 
-async def test_a_preview_with_a_target_tells_how_long_a_run_may_take(api: Api) -> None:
+async def test_a_preview_with_a_target_says_how_long_a_run_may_take(api: Api) -> None:
     body = {"every": "1m", "target": "https://example.com/", "count": 1}
     told = (await api.post("/v1/schedules:preview", body)).json
     assert told["worst_case"]["ms"] == 121_000
@@ -427,7 +427,7 @@ async def test_a_lane_that_flows_has_no_head_to_retry(api: Api) -> None:
         assert (answer.status, answer.problem) == (409, "conflict")
 
 
-async def test_queues_tell_how_long_they_are(api: Api) -> None:
+async def test_queues_show_how_long_they_are(api: Api) -> None:
     await api.client.put("queue:mail/send", 1)
     for _ in range(1200):
         queues = (await api.get("/v1/queues")).json["queues"]

@@ -91,9 +91,7 @@ def test_the_first_key_may_come_from_a_file(
     assert "api_key_file" in refused.log
 
 
-def test_keys_are_made_listed_and_revoked_and_the_trail_tells_of_it(
-    serve: Callable[..., Serve], tmp_path: Path
-) -> None:
+def test_keys_are_made_listed_and_revoked_and_the_trail_records_it(serve: Callable[..., Serve], tmp_path: Path) -> None:
     token = key(tmp_path, "shop", "--role", "submit-only", "--target", "log:*", "--expires", "90d", "--rate", "50")
     where = ("--data-dir", str(tmp_path / "data"))
     listed = run("key", "list", *where, "--json", cwd=tmp_path)

@@ -560,7 +560,7 @@ async def test_a_bound_key_hears_nothing_of_lanes_of_others(api: Api) -> None:
     assert (await api.get("/v1/tasks/dup")).status == 404
 
 
-async def test_a_bound_key_has_an_id_in_its_own_lane_whoever_has_it_beside(api: Api) -> None:
+async def test_a_bound_key_uses_an_id_in_its_own_lane_although_others_have_it_elsewhere(api: Api) -> None:
     token = await api.key("operator", targets=("null:",))
     [key] = [one for one in await list_keys(api.client.store) if one.targets is not None]
     own = f"{key.id}/mine"

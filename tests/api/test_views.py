@@ -120,7 +120,7 @@ async def test_a_dead_letter_whose_id_lives_again_is_a_conflict(api: Api) -> Non
     assert (answer.status, answer.problem) == (409, "conflict")
 
 
-async def test_a_dead_letter_is_dropped_for_good(api: Api) -> None:
+async def test_a_dropped_dead_letter_is_gone(api: Api) -> None:
     await kill(api, "a")
     assert (await api.delete("/v1/dead/a")).json == {"id": "a", "outcome": "dropped"}
     assert (await api.delete("/v1/dead/a")).status == 404
@@ -209,7 +209,7 @@ async def test_the_cluster_shows_its_node(api: Api) -> None:
 # -- the document ----------------------------------------------------------------------------------------------
 
 
-async def test_the_document_tells_of_every_route_and_every_problem_it_may_answer(api: Api) -> None:
+async def test_the_document_has_every_route_and_its_problems(api: Api) -> None:
     document = (await api.get("/openapi.json")).json
     assert document["openapi"].startswith("3.1")
     told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}

@@ -4,7 +4,7 @@ from mainspring.bench.environment import ServerChoice
 from mainspring.bench.history import history
 
 
-async def test_what_runs_take_and_how_soon_they_are_found_is_measured() -> None:
+async def test_the_memory_of_runs_and_the_time_to_find_them_are_measured() -> None:
     found = await history(ServerChoice(), 20_000, 500, 1, lambda *_: None)
     assert found.sound, found
     assert 20 < found.bytes_per_run < 100

@@ -55,7 +55,7 @@ def plugged_in(plug: str) -> bool:
     return bool(int((LINKS / plug / "flags").read_text(), 16) & IFF_UP)
 
 
-def test_nothing_comes_through_while_the_cable_is_pulled(cable: Cable) -> None:
+def test_no_packet_comes_through_while_the_cable_is_pulled(cable: Cable) -> None:
     with cable.listen() as listener:
         call = [*cable.inside, sys.executable, "-I", "-S", "-c", CALL, *map(str, listener.getsockname())]
         assert subprocess.run(call, check=False).returncode == 0

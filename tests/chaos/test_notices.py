@@ -75,7 +75,7 @@ def episodes_of(runs: Iterable[KeptRun]) -> tuple[list[Told], bool]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-def test_each_episode_is_told_once_whichever_nodes_are_killed(
+def test_each_episode_causes_one_notice_although_nodes_are_killed(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.call("FLUSHALL")

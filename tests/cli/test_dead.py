@@ -63,7 +63,7 @@ async def test_the_list_shows_the_newest_first_by_page(server: Server, ticker: T
     assert filtered.stdout == "t1\n"
 
 
-async def test_show_tells_everything(server: Server, ticker: Ticker) -> None:
+async def test_show_prints_everything(server: Server, ticker: Ticker) -> None:
     result = await call(server, "show", "t1")
     assert result.exit_code == 0, result.output
     for words in (

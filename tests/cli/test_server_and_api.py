@@ -204,7 +204,7 @@ async def test_a_task_from_put_to_cancel(say: Say) -> None:
     assert isinstance((await say("task", "cancel", "", code=1)).exception, InvalidInput)
 
 
-async def test_how_a_task_ended_is_shown_while_that_is_kept(say: Say) -> None:
+async def test_the_end_of_a_task_is_shown_while_it_is_kept(say: Say) -> None:
     with receiving(lambda _: Answer(200, {"X-Order": "42"}, b"stored")) as receiver:
         await say("task", "put", "1", "--in", "1s", "--id", "order 42", "--target", receiver.url)
         shown = (await say("task", "result", "order 42", "--wait", "30s")).stdout
@@ -593,7 +593,7 @@ async def test_doctor_finds_the_same_directly_and_over_the_api(say: Say) -> None
     assert (rows["nodes"]["status"], rows["rights"]["status"]) == ("ok", "ok")
 
 
-async def test_a_doctor_tells_of_an_api_that_it_cannot_ask(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doctor_reports_an_api_that_it_cannot_reach(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def asked(url: str) -> list[dict[str, str]]:
         found = await asyncio.to_thread(CliRunner().invoke, app, ["doctor", "--json", "--url", url])
         assert found.exit_code == 1, found.output

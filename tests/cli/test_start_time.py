@@ -81,7 +81,7 @@ def test_the_shell_can_complete_commands(words: str, found: str) -> None:
     assert told.stdout.split() == [found]
 
 
-def test_looking_at_a_task_loads_no_more_than_it_needs() -> None:
+def test_looking_at_a_task_loads_only_what_it_needs() -> None:
     """Schedules, sinks and nodes are none of its business; a refused connection shows that it came that far."""
     gone = ("task", "get", "x", "--redis-url", "redis://127.0.0.1:1")
     loaded = _modules(*gone, code=1)

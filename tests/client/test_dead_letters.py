@@ -370,7 +370,7 @@ async def test_a_replay_whose_reply_was_lost_is_one_task(dying: Ticker, fault: F
     assert (books.accepted, books.dead, books.done) == (2, 1, 1)
 
 
-async def test_a_replay_that_failed_for_good_can_be_repeated(dying: Ticker) -> None:
+async def test_a_replay_that_failed_can_be_repeated(dying: Ticker) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     heal(dying)

@@ -82,7 +82,7 @@ def _now_ms(server: Server) -> int:
         lambda client: client.schedules.trigger("daily", after="10s"),
     ],
 )
-async def test_delays_count_from_the_servers_time_however_long_a_client_is_open(
+async def test_delays_count_from_the_servers_time_even_if_a_client_is_open_for_long(
     server: Server, monkeypatch: pytest.MonkeyPatch, move: Callable[[Client], Awaitable[Handle]]
 ) -> None:
     """Counted on a little too slowly for a day, its clock is 17 seconds behind: the delay would be over at once."""

@@ -291,7 +291,7 @@ async def test_a_removed_schedule_of_a_lane_is_found_in_its_history_and_comes_ba
     assert (back.definition.lane, back.payload) == ("user-3", 2)
 
 
-async def test_a_removed_schedule_runs_no_more_and_its_name_counts_on(ticker: Ticker, client: Client) -> None:
+async def test_a_removed_schedule_stops_and_a_new_one_continues_its_generations(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("job", every="10s", target="log:")
     await ticker.advance(seconds=10)
     assert await client.schedules.remove("job")
@@ -493,7 +493,7 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
     )
 
 
-async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand(
+async def test_lost_calls_of_a_tick_are_repeated_and_the_others_are_not(
     ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mainspring.engine.dispatcher.MOST_OCCURRENCES", 20)
@@ -515,9 +515,7 @@ async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand
     assert (await verify(store)).left == 0
 
 
-async def test_an_idle_owner_asks_no_more_of_the_server_for_many_schedules_than_for_few(
-    ticker: Ticker, client: Client
-) -> None:
+async def test_an_idle_owner_sends_as_few_calls_with_many_schedules_as_with_few(ticker: Ticker, client: Client) -> None:
     async def asked_while_idle() -> int:
         await ticker.advance(seconds=1)
         with bad_road(ticker.engine.store) as road:
@@ -534,7 +532,7 @@ async def test_an_idle_owner_asks_no_more_of_the_server_for_many_schedules_than_
     assert 0 < many <= few
 
 
-async def test_what_could_not_work_is_refused_with_the_reason(client: Client) -> None:
+async def test_a_schedule_that_could_not_work_is_refused_with_the_reason(client: Client) -> None:
     add = client.schedules.add
     with pytest.raises(InvalidInput, match="never run"):
         await add("job", cron="0 0 31 2 *", target="log:")

@@ -38,7 +38,7 @@ async def test_a_text_of_a_subclass_is_taken_for_what_it_says(
     assert await client.cancel(handle.id, lane=given.get("lane")) == "cancelled"
 
 
-async def test_it_is_the_same_task_as_with_a_plain_text(ticker: Ticker) -> None:
+async def test_a_subclass_of_text_makes_the_same_task(ticker: Ticker) -> None:
     client = ticker.client
     await client.put_many(Task("log:", n, after="1s", id=id) for n, id in enumerate(["log:it", *ODD]))
     assert (await client.count()).pending == 1

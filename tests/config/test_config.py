@@ -48,7 +48,7 @@ def test_redis_url_is_accepted_but_our_own_name_comes_first() -> None:
     assert Config.load({}, both).redis_url == "redis://b"
 
 
-def test_the_url_may_lie_in_a_file(tmp_path: Path) -> None:
+def test_the_url_can_be_in_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "url"
     secret.write_text("redis://:hunter2@host\n")
     environ = {"MAINSPRING_REDIS_URL_FILE": str(secret)}
@@ -192,7 +192,7 @@ def test_texts_and_tables_given_in_code_are_read_like_those_of_a_file() -> None:
 @pytest.mark.parametrize(
     "url", ["https://u:pw@host", "https://host/?token=pw", "ftp://host", "https://", "https://h:0"]
 )
-def test_an_api_url_is_an_address_and_no_more(url: str) -> None:
+def test_an_api_url_is_only_an_address(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Config(api_url=url)
     assert "https://host[:port][/path]" in str(refused.value)

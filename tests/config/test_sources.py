@@ -84,7 +84,7 @@ def test_config_show_refuses_what_is_no_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_every_secret_may_lie_in_a_file(tmp_path: Path, name: str) -> None:
+def test_every_secret_can_be_in_a_file(tmp_path: Path, name: str) -> None:
     values = {
         "redis_url": f"redis://:{SECRET}@host",
         "api_token": SECRET,

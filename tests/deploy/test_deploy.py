@@ -80,7 +80,7 @@ def test_nothing_that_ci_could_have_is_skipped_there() -> None:
 
 
 @pytest.mark.parametrize("program", ["redis-server", "kcat", "java", "mvn", "promtool", "systemd-analyze", "curl"])
-def test_whatever_would_fail_on_ci_is_fetched_before(program: str) -> None:
+def test_programs_without_which_ci_fails_are_fetched_before(program: str) -> None:
     fetched = re.search(r"^for part in (.+); do$", (ROOT / "tools" / "install-parts").read_text(), re.MULTILINE)
     assert fetched is not None
     assert program in [part.partition(":")[0] for part in fetched[1].split()]

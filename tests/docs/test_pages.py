@@ -357,7 +357,7 @@ def section(text: str, heading: str) -> str:
     return rest.partition("\n## ")[0]
 
 
-def test_the_sizing_section_tells_measured_from_extrapolated() -> None:
+def test_the_sizing_section_separates_measured_from_extrapolated() -> None:
     sizing = section(page("docs/operations.md"), "Sizing")
     assert "Measured (" in sizing
     assert "Extrapolated, not measured" in sizing

@@ -94,7 +94,7 @@ async def books_become(store: Store, right: Callable[[Balance], bool]) -> Balanc
 
 
 @pytest.mark.parametrize("outcome", [RETRY, Dead("never")], ids=["retry", "dead"])
-async def test_what_fails_while_a_stop_commits_something_else_is_not_done_without_its_consequence(
+async def test_a_failure_during_another_commit_of_a_stop_is_not_done_without_its_retry(
     tickers: Tickers, store: Store, outcome: Retry | Dead
 ) -> None:
     first, *others, hangs = *ids_of(0, 1), *ids_of(1, 4), *ids_of(2, 1)
@@ -119,7 +119,7 @@ async def test_what_fails_while_a_stop_commits_something_else_is_not_done_withou
     assert again == {hangs: 1} | retried
 
 
-async def test_what_fails_while_a_stop_hands_tasks_off_is_not_done_without_its_retry(
+async def test_a_failure_during_a_hand_off_of_a_stop_is_not_done_without_its_retry(
     tickers: Tickers, store: Store
 ) -> None:
     fails, hangs, queued = ids_of(0, 3)

@@ -205,7 +205,7 @@ async def test_on_recovery_the_backlog_goes_out_at_a_growing_rate(tickers: Ticke
     assert (await balance(store)).pending == 0
 
 
-async def test_a_receiver_that_answers_again_is_not_left_alone_because_it_refuses_some_for_good(
+async def test_a_receiver_that_recovered_gets_its_tasks_although_it_refuses_some(
     tickers: Tickers, store: Store
 ) -> None:
     _, ticker = await open_breaker(tickers)
@@ -370,7 +370,7 @@ async def test_explain_says_that_a_task_is_rate_limited(tickers: Tickers, store:
     assert all(one.since_ms is not None and one.until_ms is None for one in held)
 
 
-async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tickers: Tickers, store: Store) -> None:
+async def test_all_nodes_together_keep_the_limit_of_deliveries_under_way(tickers: Tickers, store: Store) -> None:
     slow = Slow()
     flow = FlowOptions(limits={"target:shop": Limit(concurrency=3)})
     nodes = [await tickers(sinks={"target": slow}, options=EngineOptions(node=name, flow=flow)) for name in ("a", "b")]

@@ -151,7 +151,7 @@ def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
     assert (flow_limit.starved, flow_limit.room(0, MOST)) == (False, 1)
 
 
-def test_no_more_lanes_are_reopened_than_there_is_room() -> None:
+def test_only_as_many_lanes_are_reopened_as_there_is_room() -> None:
     made, _, _ = make_flow(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
     [flow_limit] = made.bounded
     flow_limit.permits = 2

@@ -37,7 +37,7 @@ def test_the_name_of_a_hold_slice_says_when_its_hold_began() -> None:
 
 
 @pytest.mark.parametrize("r", [0, 1, 0xFFFFF])
-def test_its_score_is_exact_and_lies_beyond_all_times(r: int) -> None:
+def test_the_score_of_a_hold_slice_is_exact_and_beyond_all_times(r: int) -> None:
     place = Slice.held_since(NOW_MS)
     score = score_of(place.start_ms, r)
     assert r_of(score) == r
@@ -64,7 +64,7 @@ def test_past_the_edge_an_entry_says_itself_when_it_was_due(after_ms: int) -> No
     assert body.due_ms == NOW_MS + after_ms
 
 
-def test_each_hold_has_a_slice_of_its_own_however_many_begin_at_once() -> None:
+def test_each_hold_has_its_own_slice_even_if_many_begin_at_once() -> None:
     holds = HoldPolicy(open_flow(), Lanes())
     holds.inherit(Inherited({}, {}, {Slice.held_since(NOW_MS + 5).name: 0}, set()))
     places = {holds.make(HoldRecord(f"lane:{n}", "retry", NOW_MS), NOW_MS).place for n in range(100)}

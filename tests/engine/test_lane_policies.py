@@ -126,7 +126,7 @@ async def test_block_waits_for_the_retries_and_parks_when_it_takes_too_long(tick
     await balance(store)
 
 
-async def test_the_longest_block_counts_from_the_first_failure_however_long_the_head_was_put_off(
+async def test_the_longest_block_counts_from_the_first_failure_although_the_head_was_put_off(
     tickers: Tickers,
 ) -> None:
     target = Target(0, outcome=Retry("the host is busy", after_ms=5_000, untried=True))

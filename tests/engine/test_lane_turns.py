@@ -52,12 +52,12 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
     assert lanes.leaving() == [second]
 
 
-def test_no_more_lanes_are_asked_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_a_bounded_number_of_lanes_is_asked_at_once_and_none_is_forgotten(lanes: Lanes) -> None:
     offer(lanes, *(flight(5, lane=f"l{n}") for n in range(5)))
     assert [len(lanes.leaving(most=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_lanes_leave_from_no_more_slices_at_once_than_allowed_and_none_is_forgotten(lanes: Lanes) -> None:
+def test_lanes_leave_from_a_bounded_number_of_slices_and_none_is_forgotten(lanes: Lanes) -> None:
     apart = [flight(5, lane=f"l{n}") for n in range(5)]
     together = [flight(5, lane=f"m{n}") for n in range(5)]
     for one in together:
@@ -85,7 +85,7 @@ def test_tasks_that_wait_in_memory_are_counted(lanes: Lanes) -> None:
     assert lanes.behind == 0
 
 
-def test_the_earlier_due_leaves_first_whoever_came_first(lanes: Lanes) -> None:
+def test_the_earlier_due_leaves_first_even_if_it_came_later(lanes: Lanes) -> None:
     late, early = flight(6), flight(5)
     offer(lanes, late, early)
     assert lanes.leaving() == [early]

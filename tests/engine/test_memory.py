@@ -27,9 +27,7 @@ OVERHEAD: Final = 150
     [(48, 16 << 20, 120_000), (1_000, 32 << 20, 40_000), (64_000, 64 << 20, 1_400)],
     ids=["48 B", "1 kB", "64 kB"],
 )
-async def test_reading_ahead_takes_no_more_memory_than_its_limit_says(
-    payload: int, limit: int, tasks: int, lanes: bool
-) -> None:
+async def test_reading_ahead_keeps_its_limit_of_memory(payload: int, limit: int, tasks: int, lanes: bool) -> None:
     with standalone() as server:
         store = await Store.open(server.url, namespace="m", partitions=PARTITIONS, clock=ManualClock(START_MS))
         client = Client.over(store)

@@ -74,7 +74,7 @@ async def test_misfire_skip_continues_with_runs_that_are_not_late(
     assert minutes(await ticker.advance(minutes=2)) == [11, 12]
 
 
-async def test_misfire_all_runs_the_last_so_many(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+async def test_misfire_all_runs_the_newest_missed_runs(tickers: Tickers, client: Client, clock: ManualClock) -> None:
     await client.schedules.add("job", every="1m", target="log:", misfire="all(3)")
     ticker = await outage(tickers, clock, 10.5)
     assert minutes(await ticker.turn()) == [8, 9, 10]
@@ -259,7 +259,7 @@ async def test_buffer_one_keeps_the_first_that_had_to_wait(ticker: Ticker, clien
     await ticker.turn()
 
 
-async def test_buffer_all_keeps_so_many_and_leaves_out_the_rest(
+async def test_buffer_all_keeps_its_number_and_leaves_out_the_rest(
     ticker: Ticker, client: Client, clock: ManualClock
 ) -> None:
     slow = Slow(ticker)

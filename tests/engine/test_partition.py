@@ -45,7 +45,7 @@ def test_an_overdue_slice_larger_than_a_tick_leaves_in_parts_when_it_comes_first
     assert [begun(partition, 5_000, 400, whole=False) for _ in range(3)] == [400, 200, 0]
 
 
-def test_due_tasks_of_the_present_second_leave_however_little_room_there_is() -> None:
+def test_due_tasks_of_the_present_second_leave_even_with_little_room() -> None:
     partition = partition_with(0)
     assert begun(partition, 9, 400, whole=True) == 10
     assert begun(partition, 599, 100, whole=True) == 100
@@ -105,7 +105,7 @@ def test_an_outcome_of_a_slice_that_is_read_again_is_dropped_with_the_slice() ->
     assert partition.drained
 
 
-def test_a_lane_goes_on_although_the_outcome_that_freed_it_was_dropped() -> None:
+def test_a_lane_continues_on_the_server_although_the_outcome_that_freed_it_was_dropped() -> None:
     partition = Partition(KEYS, b"1.a", 1e9, open_flow())
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     live.load_bitmaps(b"", b"")
@@ -122,7 +122,7 @@ def test_a_lane_goes_on_although_the_outcome_that_freed_it_was_dropped() -> None
     assert call.work.holds == [("l", b"")], "the server must not hold it for the next owner"
 
 
-def test_what_runs_left_behind_counts_in_the_size_of_a_commit() -> None:
+def test_details_of_runs_count_in_the_size_of_a_commit() -> None:
     partition = partition_with(0)
     flights = leave(partition, 1_000, 100)
     body = bytes(MOST_BYTES // 10 + 1)
@@ -158,7 +158,7 @@ def test_nothing_moves_behind_a_failed_head_before_the_head_is_written() -> None
     assert sizes == [(0, 0), (1, 1)], "the first call is full, and the tasks behind the head do not go before it"
 
 
-def test_nothing_else_is_taken_while_a_call_is_unanswered() -> None:
+def test_a_partition_makes_no_other_call_while_one_is_unanswered() -> None:
     partition = partition_with(0)
     first, _ = leave(partition, 5_000, 2)
     fail(partition, first)

@@ -96,7 +96,7 @@ async def test_the_rules_of_a_named_target_decide_by_the_status(
     assert dead_letters == {"missing": 2, "broken": 1}
 
 
-async def test_nothing_is_tried_again_past_its_max_age(ticker: Ticker, store: Store) -> None:
+async def test_no_task_is_tried_again_past_its_max_age(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", lambda _: Retry("no"))
     await ticker.client.put("log:", after="1s", retry="99 base=10s factor=1 jitter=none max_age=35s")
     assert len(await ticker.advance(hours=1)) == 4

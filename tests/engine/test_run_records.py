@@ -90,7 +90,7 @@ async def test_the_runs_of_a_schedule_have_their_planned_times(tickers: Tickers,
     ("rules", "kept"),
     [({}, ["dead", "done"]), ({"https:": "failures"}, ["dead"]), ({"https:": "off"}, []), ({"kafka:": "off"}, None)],
 )
-async def test_what_is_kept_follows_the_rules(tickers: Tickers, rules: dict[str, str], kept: list[str] | None) -> None:
+async def test_kept_runs_follow_the_rules(tickers: Tickers, rules: dict[str, str], kept: list[str] | None) -> None:
     ticker = await tickers(handlers={"https": answering(DONE, Dead("refused"))}, options=options(**rules))
     for _ in range(2):
         await ticker.client.put(HOOK, after="1s")
@@ -98,7 +98,7 @@ async def test_what_is_kept_follows_the_rules(tickers: Tickers, rules: dict[str,
     assert [one.end for one in await history(ticker.client)] == (["dead", "done"] if kept is None else kept)
 
 
-async def test_of_kafka_only_failures_are_kept(tickers: Tickers) -> None:
+async def test_only_failures_of_kafka_tasks_are_kept(tickers: Tickers) -> None:
     ticker = await tickers(handlers={"kafka": answering(DONE, Retry("away"))}, options=options())
     for _ in range(2):
         await ticker.client.put("kafka:orders", after="1s")
@@ -150,7 +150,7 @@ async def test_each_owner_that_dies_in_an_attempt_leaves_a_record_before_the_nex
 # -- what did not run ----------------------------------------------------------------------------------------------
 
 
-async def test_what_expired_is_a_record(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+async def test_an_expired_task_is_recorded(tickers: Tickers, client: Client, clock: ManualClock) -> None:
     await client.put("log:", id="order-1", after="1s", expires="5s")
     clock.advance(seconds=60)
     ticker = await tickers(options=options())
@@ -159,7 +159,7 @@ async def test_what_expired_is_a_record(tickers: Tickers, client: Client, clock:
     assert (one.task_id, one.end, one.began_ms) == ("order-1", "expired", 0)
 
 
-async def test_planned_times_that_nobody_was_there_for_are_records(
+async def test_planned_times_that_no_node_was_running_for_are_recorded(
     tickers: Tickers, client: Client, clock: ManualClock
 ) -> None:
     await client.schedules.add("nightly", every="1m", target="log:")

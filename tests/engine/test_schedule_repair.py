@@ -134,7 +134,7 @@ async def test_cancelling_a_run_that_was_read_and_the_one_after_it_loses_no_othe
 
 
 @pytest.mark.parametrize("seen", [False, True])
-async def test_a_cancelled_run_stays_cancelled_whatever_becomes_of_the_schedule(
+async def test_a_cancelled_run_stays_cancelled_when_the_schedule_changes(
     ticker: Ticker, client: Client, store: Store, *, seen: bool
 ) -> None:
     """Before a check has found it, and after."""

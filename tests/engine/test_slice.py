@@ -86,7 +86,7 @@ def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
     assert taken(live) == []
 
 
-def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
+def test_repeats_are_counted_once_although_the_list_is_read_again() -> None:
     live = live_slice()
     rows = [row(0, 1, RESENT), row(0, 1), row(900, 2)]
     live.absorb(rows)
@@ -329,7 +329,7 @@ left = st.tuples(st.integers(0, 1_500), st.sampled_from([1, 3, 400, 10**9])).map
 
 
 @given(st.lists(came | crowd | left, max_size=12))
-def test_however_rows_come_and_leave_the_earliest_is_known_and_each_leaves_once_in_time(steps: list[Any]) -> None:
+def test_rows_that_come_and_leave_in_any_order_leave_once_and_in_time(steps: list[Any]) -> None:
     live = live_slice()
     rows: list[int] = []
     waiting: set[int] = set()

@@ -192,7 +192,7 @@ def test_the_settings_of_the_api_travel_to_other_processes() -> None:
 # -- masks -----------------------------------------------------------------------------------------------------
 
 
-def test_whatever_is_not_known_to_be_harmless_is_masked() -> None:
+def test_values_that_are_not_known_to_be_harmless_are_masked() -> None:
     table = {
         "url": "https://u:p@a.example/x?k=1#f",
         "method": "POST",

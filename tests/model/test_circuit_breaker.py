@@ -104,7 +104,7 @@ def test_probes_that_are_never_heard_of_are_sent_again() -> None:
     assert breaker.room(2_000) == 2
 
 
-def test_for_a_probe_that_was_refused_for_good_another_leaves() -> None:
+def test_a_refused_probe_is_replaced_by_another() -> None:
     breaker = half_open()
     breaker.took(2, 1_000)
     assert breaker.record(0, 0, 1_010, refused=2) == "half-open", "that says nothing of the receiver"
@@ -160,7 +160,7 @@ def test_without_a_ramp_it_closes_at_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 8), st.integers(0, 8)), max_size=60))
-def test_whatever_happens_a_receiver_that_recovers_is_sent_everything_again(
+def test_a_receiver_that_recovers_is_always_sent_everything_again(
     events: list[tuple[int, int, int]],
 ) -> None:
     breaker, now_ms = Breaker(POLICY), 0

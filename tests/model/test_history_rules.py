@@ -16,13 +16,13 @@ def test_all_runs_of_webhooks_handlers_and_commands_are_kept(target: str) -> Non
 
 
 @pytest.mark.parametrize("target", ["kafka:ticks", "log:", "spool:orders"])
-def test_of_other_tasks_only_failures_are_kept(target: str) -> None:
+def test_only_failures_of_other_tasks_are_kept(target: str) -> None:
     rules = HistoryRules()
     assert not rules.keeps(record(target))
     assert rules.keeps(record(target, "dead"))
 
 
-def test_all_runs_of_a_schedule_are_kept_whatever_its_target() -> None:
+def test_all_runs_of_a_schedule_are_kept_for_every_target() -> None:
     run = record("kafka:ticks", "skipped", id="nightly@2026-11-19T00:00:00Z", planned_ms=1)
     assert HistoryRules().keeps(run)
 

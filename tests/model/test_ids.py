@@ -28,7 +28,7 @@ def test_any_text_of_1_to_256_bytes_is_a_name(name: str) -> None:
         (None, "NoneType"),
     ],
 )
-def test_what_cannot_be_a_name_is_refused_with_the_reason(name: object, why: str) -> None:
+def test_an_impossible_name_is_refused_with_the_reason(name: object, why: str) -> None:
     with pytest.raises(InvalidInput, match=rf"lane.*{why}"):
         check_name(name, "lane")
 
@@ -51,7 +51,7 @@ def test_an_id_is_known_by_16_bytes_of_its_hash() -> None:
     assert idh_of("order-42") != idh_of("order-43")
 
 
-def test_a_key_has_three_parts_whatever_the_id_contains() -> None:
+def test_an_idempotency_key_has_three_parts_with_any_id() -> None:
     assert idempotency_key("main", "a/b\r\nx: y", 5) == "main/a%2Fb%0D%0Ax%3A%20y/5"
     assert idempotency_key("main", "ä", 5).isascii()
 

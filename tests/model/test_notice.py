@@ -57,7 +57,7 @@ def kinds(found: Iterable[Decided]) -> list[str]:
     return [one.notice.kind for one in found]
 
 
-def test_one_failure_and_one_recovery_are_told_once_each() -> None:
+def test_one_failure_and_one_recovery_cause_one_notice_each() -> None:
     ends = ["done", "retry", "retry", "dead", "done", "done", "dead"]
     found = told((run(end, T0_MS + at, reason="HTTP 500") for at, end in enumerate(ends)), channels())
     assert kinds(found) == ["failed", "recovered", "failed"]
@@ -71,25 +71,25 @@ def test_one_failure_and_one_recovery_are_told_once_each() -> None:
     assert (recovered.reason, recovered.count, recovered.since_ms) == ("", 3, T0_MS + 1)
 
 
-def test_failures_are_told_from_the_number_that_was_asked_for_and_fewer_are_never_recovered_from() -> None:
+def test_failures_cause_a_notice_from_the_set_number_on_and_fewer_cause_no_recovery() -> None:
     ends = ["dead", "dead", "done", "dead", "dead", "dead", "done"]
     found = told(map(run, ends), channels(after=3))
     assert kinds(found) == ["failed", "recovered"]
     assert found[0].notice.count == 3
 
 
-def test_a_schedule_that_flaps_is_told_once_until_enough_runs_succeed() -> None:
+def test_a_flapping_schedule_causes_one_notice_until_enough_runs_succeed() -> None:
     ends = ["dead", "done", "dead", "done", "done", "dead", "done", "done", "done"]
     assert kinds(told(map(run, ends), channels(recover_after=3))) == ["failed", "recovered"]
 
 
-def test_every_failure_is_told_where_each_is_asked_for() -> None:
+def test_every_failure_causes_a_notice_if_each_is_asked_for() -> None:
     found = told(map(run, ["dead", "dead", "done", "dead"]), channels(remind="each"))
     assert kinds(found) == ["failed", "failed", "recovered", "failed"]
     assert len({one.id for one in found}) == 4
 
 
-def test_an_episode_is_told_again_after_the_span_of_reminders_and_not_before() -> None:
+def test_an_episode_causes_a_reminder_after_the_set_span_and_not_before() -> None:
     ages_min = (0, 30, 59, 60, 100, 121)
     found = told((run("dead", T0_MS + age * 60_000) for age in ages_min), channels(remind="1h"))
     assert [(one.notice.at_ms - T0_MS) // 60_000 for one in found] == [0, 60, 121]
@@ -121,7 +121,7 @@ def test_what_a_run_is_called(record: RunRecord, expected: tuple[str, str] | Non
     assert found == ([] if expected is None else [expected])
 
 
-def test_a_run_that_began_late_is_told_although_it_succeeded() -> None:
+def test_a_run_that_began_late_causes_a_notice_although_it_succeeded() -> None:
     some = channels(late="5s")
     late = run("done", due_ms=T0_MS - 7_000, began_ms=T0_MS)
     [one] = told([run("done"), late, late], some)
@@ -159,7 +159,7 @@ def test_each_channel_says_what_is_late_for_it() -> None:
     assert [one.channel for one in found] == ["strict"]
 
 
-def test_dead_tasks_of_a_target_without_recorded_successes_are_told_again_after_an_hour_of_quiet() -> None:
+def test_dead_tasks_of_a_target_without_recorded_successes_cause_a_new_notice_after_a_quiet_hour() -> None:
     ages_min = (0, 30, 89, 150, 151)
     dead = (run("dead", T0_MS + age * 60_000, planned_ms=None, target="kafka:orders") for age in ages_min)
     found = told(dead, channels())
@@ -167,7 +167,7 @@ def test_dead_tasks_of_a_target_without_recorded_successes_are_told_again_after_
     assert len({one.id for one in found}) == 2
 
 
-def test_a_state_that_lasts_is_told_at_once_and_reminded_of_no_more_than_every_hour() -> None:
+def test_a_lasting_state_causes_a_notice_at_once_and_a_reminder_an_hour_at_most() -> None:
     some, episodes = channels(after=3, remind="each"), Episodes({})
     found = []
     for at_ms in range(T0_MS, T0_MS + 3 * HOUR_MS, 10_000):
@@ -191,11 +191,11 @@ def test_a_state_that_lasts_is_told_at_once_and_reminded_of_no_more_than_every_h
         ({"queues": ["mail"]}, False),
     ],
 )
-def test_which_channel_is_told(table: dict[str, Any], fits: bool) -> None:
+def test_a_rule_decides_which_channel_gets_a_notice(table: dict[str, Any], fits: bool) -> None:
     assert bool(told([run("dead")], channels(**table))) is fits
 
 
-def test_a_channel_is_told_about_its_namespaces_only() -> None:
+def test_a_channel_gets_notices_of_its_namespaces_only() -> None:
     some = channels(namespaces=["shop*"])
     assert list(some.of("shop-eu")) == ["ops"]
     assert list(some.of("main")) == []

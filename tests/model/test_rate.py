@@ -27,7 +27,7 @@ def test_a_rate_is_read_and_written_the_same(value: object, per_s: float, at_onc
 
 
 @pytest.mark.parametrize("value", ["fast", "100/year", "-1/s", "0/s", True, None, "1/s burst"])
-def test_what_is_no_rate_is_refused(value: object) -> None:
+def test_a_value_that_is_no_rate_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput, match="rate"):
         Rate.read(value)
 

@@ -15,7 +15,7 @@ def test_lone_surrogates_are_replaced_and_nothing_else() -> None:
     assert clean("plain") == "plain"
 
 
-def test_reasons_of_outcomes_can_be_written_whatever_they_say() -> None:
+def test_reasons_of_outcomes_with_any_text_can_be_written() -> None:
     assert (Retry("a\udce9").reason, Dead("b\udce9").reason) == ("a?", "b?")
 
 

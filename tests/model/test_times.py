@@ -47,7 +47,7 @@ def test_a_delay_is_rounded_up_so_that_nothing_fires_early() -> None:
 @pytest.mark.parametrize(
     "text", ["", "soon", "30", "30 m", "1h30", "-5s", "P", "PT", "P1M", "P1Y", "1h 30m", "5S", "٣m", "PT٣S"]
 )
-def test_what_is_not_a_delay_is_refused_with_an_example(text: str) -> None:
+def test_a_value_that_is_no_delay_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInput, match="'30m'"):
         delay_ms(text)
 
@@ -119,7 +119,7 @@ def test_a_naive_datetime_is_refused() -> None:
 
 
 @pytest.mark.parametrize("when", [float("nan"), float("inf"), True, None, [], "tomorrow", "2030-01-01T00:00:00Z\0x"])
-def test_what_is_no_instant_is_refused(when: object) -> None:
+def test_a_value_that_is_no_instant_is_refused(when: object) -> None:
     with pytest.raises(InvalidInput, match=r"^at"):
         instant_ms(when)  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from tests.support.mail_receiver import mail_server
 from tests.support.web_receiver import Answer, Request, receiving
 
 
-async def test_a_node_tells_by_mail_and_webhook_and_calls_the_watchdog(tmp_path: Path) -> None:
+async def test_a_node_sends_notices_by_mail_and_webhook_and_calls_the_watchdog(tmp_path: Path) -> None:
     working = asyncio.Event()
 
     def answer(request: Request) -> Answer:

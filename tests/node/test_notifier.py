@@ -124,7 +124,7 @@ Stage = Callable[..., Awaitable[Scene]]
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_schedule_that_fails_and_recovers_is_told_once_each(scene: Scene, store: Store) -> None:
+async def test_a_schedule_that_fails_and_recovers_causes_one_notice_each(scene: Scene, store: Store) -> None:
     for end in ("done", "retry", "dead", "done", "done"):
         await scene.record(scene.run(end, reason="HTTP 500"))
         await scene.look()
@@ -143,7 +143,7 @@ async def test_the_notice_has_the_answer_of_the_receiver(scene: Scene) -> None:
     assert one["task"].startswith("nightly@")
 
 
-async def test_runs_recorded_before_anybody_wanted_notices_are_not_told(stage: Stage) -> None:
+async def test_runs_recorded_before_there_was_a_channel_cause_no_notices(stage: Stage) -> None:
     scene = await stage()
     keys = scene.ticker.store.keys
     await scene.ticker.store.run_one(keys.slot, [("DEL", keys.notes)])
@@ -226,7 +226,7 @@ class Losing(Notices):
 
 
 @pytest.mark.parametrize("call", ["put", "write"])
-async def test_a_node_that_dies_between_notice_and_cursor_tells_once(scene: Scene, call: str) -> None:
+async def test_a_node_that_dies_between_notice_and_cursor_causes_one_notice(scene: Scene, call: str) -> None:
     for end in ("dead", "done"):
         await scene.record(scene.run(end))
         scene.notifier._notices = Losing(scene.ticker.store, call)
@@ -238,7 +238,7 @@ async def test_a_node_that_dies_between_notice_and_cursor_tells_once(scene: Scen
     assert scene.titles == ["schedule:nightly failed", "schedule:nightly recovered"]
 
 
-async def test_two_nodes_that_both_believe_to_own_a_partition_tell_once(scene: Scene) -> None:
+async def test_two_nodes_that_both_believe_to_own_a_partition_cause_one_notice(scene: Scene) -> None:
     other = scene.fresh()
     await scene.look(other)  # it has read the cursor
     await scene.record(scene.run("dead"))
@@ -275,7 +275,7 @@ async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: 
     assert await Notices(store).read_notes(Notes()) == before
 
 
-async def test_a_receiver_whose_tasks_lie_in_many_partitions_has_one_episode(scene: Scene) -> None:
+async def test_a_receiver_with_tasks_in_many_partitions_has_one_episode(scene: Scene) -> None:
     second = scene.fresh()
     lost = ("dead", "dead", "dead")
     for number, end in enumerate((*lost, "done")):
@@ -353,7 +353,7 @@ async def test_a_small_limit_of_payloads_does_not_stop_notices(scene: Scene) -> 
 # -- states that a node sees -----------------------------------------------------------------------------------------
 
 
-async def test_an_open_breaker_is_told_once_for_all_nodes_and_its_end_too(scene: Scene) -> None:
+async def test_an_open_breaker_causes_one_notice_for_all_nodes_and_one_at_its_end(scene: Scene) -> None:
     second = scene.fresh()
     scene.unavailable = {"https://shop.example", "notify:ops/digest"}
     await scene.look()
@@ -383,7 +383,7 @@ async def test_a_breaker_whose_node_died_is_over_when_no_node_has_it_open(scene:
     assert scene.titles[1:] == ["https://shop.example recovered"]
 
 
-async def test_jobs_that_no_worker_takes_are_told_and_so_is_the_worker_that_comes(
+async def test_jobs_that_no_worker_takes_cause_a_notice_and_so_does_the_worker_that_comes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await stage(workers=True)
@@ -406,7 +406,7 @@ async def test_jobs_that_no_worker_takes_are_told_and_so_is_the_worker_that_come
     assert scene.titles[1:] == ["queue:mail recovered"]
 
 
-async def test_a_target_that_answers_410_is_told(stage: Stage) -> None:
+async def test_a_target_that_answers_410_causes_a_notice(stage: Stage) -> None:
     scene = await stage(handlers={"target": lambda _: Dead("HTTP 410 Gone", disables=True)})
     leader = scene.fresh(leads=True)
     await scene.ticker.client.put("target:shop", 1)
@@ -484,7 +484,7 @@ async def test_beats_that_come_are_quiet_one_that_does_not_is_missed_and_the_nex
     assert scene.titles == ["beat:backup missed", "beat:backup recovered"]
 
 
-async def test_a_beat_that_stays_away_is_told_again_if_reminders_are_asked_for(stage: Stage) -> None:
+async def test_a_missing_beat_is_reported_again_if_reminders_are_set(stage: Stage) -> None:
     scene = await stage(remind="1h")
     leader = scene.fresh(leads=True)
     await scene.ticker.client.beat("backup", every="10m", grace="0s")
@@ -510,7 +510,7 @@ async def test_a_beat_that_is_removed_is_neither_missed_nor_recovered(scene: Sce
     assert (await Notices(scene.ticker.store).read_notes(Notes())).episodes == {}
 
 
-async def test_a_beat_of_which_nobody_has_said_anything_is_not_taken(scene: Scene) -> None:
+async def test_a_beat_without_an_expected_time_is_refused(scene: Scene) -> None:
     client = scene.ticker.client
     with pytest.raises(NotFound, match="say when it is expected"):
         await client.beat("backup")
@@ -536,7 +536,7 @@ async def test_beats_are_limited_in_number(scene: Scene, monkeypatch: pytest.Mon
 # -- with a real engine --------------------------------------------------------------------------------------------
 
 
-async def test_runs_that_an_engine_makes_are_told(stage: Stage) -> None:
+async def test_runs_of_an_engine_cause_notices(stage: Stage) -> None:
     answers: list[Any] = [Dead("HTTP 500"), Dead("HTTP 500"), None, None]
     scene = await stage(handlers={"log": lambda _: answers.pop(0)})
     await scene.ticker.client.schedules.add("poll", every="1m", target="log:")

@@ -344,7 +344,7 @@ def test_a_hangup_renews_the_children_on_the_same_port(supervise: Callable[..., 
     assert node.end() == 0
 
 
-def test_nothing_listens_any_more_while_the_children_drain(supervise: Callable[..., Serve], server: Server) -> None:
+def test_the_port_is_closed_while_the_children_drain(supervise: Callable[..., Serve], server: Server) -> None:
     read_fd, write_fd = os.pipe()
     where = ("--redis-url", server.url, "--namespace", "drain", "--shutdown-timeout", "60s")
     node = supervise(2, *where, stdout=write_fd)

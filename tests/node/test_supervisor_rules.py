@@ -37,7 +37,7 @@ def test_one_that_lives_shorter_than_it_waits_has_not_run_well() -> None:
     assert backoff.after(LONGEST_DELAY_S - 1) == LONGEST_DELAY_S
 
 
-def test_children_get_their_settings_from_the_environment_whatever_file_is_there(
+def test_children_get_their_settings_from_the_environment_and_not_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(

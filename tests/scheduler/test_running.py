@@ -207,7 +207,7 @@ def test_a_schedule_in_the_store_is_edited_while_it_runs_and_the_edit_counts_at_
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_how_a_run_on_a_worker_ended_is_known_before_the_next_one(config: Config, fails: bool) -> None:
+def test_the_end_of_a_run_on_a_worker_is_known_before_the_next_one(config: Config, fails: bool) -> None:
     scheduler = Scheduler(config)
 
     @scheduler.cron("0 0 1 1 *", name="yearly")
@@ -698,7 +698,7 @@ async def test_a_worker_alone_writes_what_its_module_declares(config: Config) ->
     assert await generation(config) == (1, "0 9 * * *")
 
 
-async def test_once_runs_once_however_often_the_program_starts(config: Config) -> None:
+async def test_once_runs_once_although_the_program_starts_again(config: Config) -> None:
     ran: list[str] = []
     at_ms = time.time_ns() // 1_000_000 + 6_000  # the start must be over by then
 
@@ -848,7 +848,7 @@ def test_a_handlers_timeout_counts_with_the_retries_of_its_schedule(caplog: pyte
     assert "one run may take 2 x 8,000 ms + 1,000 ms = 17,000 ms" in caplog.text
 
 
-def test_entries_tell_the_retries_that_the_nearest_policy_allows() -> None:
+def test_entries_show_the_retries_of_the_nearest_policy() -> None:
     config = Config(
         redis_url="redis://nobody.invalid",
         queue={"mail": {"retry": "3 base=1s"}},  # type: ignore[arg-type]

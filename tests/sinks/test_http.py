@@ -161,7 +161,7 @@ async def test_only_some_connections_are_kept_for_very_many_hosts(
         await sink.aclose()
 
 
-async def test_a_host_is_asked_for_no_more_at_one_time_than_set() -> None:
+async def test_a_host_gets_at_most_its_limit_of_requests_at_a_time() -> None:
     together = threading.Barrier(4, timeout=30)
 
     def answer(_: Request) -> Answer:

@@ -85,7 +85,7 @@ async def test_a_host_never_takes_the_room_of_all_others() -> None:
     assert 1000 <= waits[0] < waits[-1] <= 300_000
 
 
-async def test_as_many_as_may_be_sent_at_one_time_always_find_room() -> None:
+async def test_all_requests_that_may_be_sent_at_once_find_room() -> None:
     hosts, target = Hosts(room=1, connections=100), Target()
     assert await hosts.carry("a", Limits(3), deliveries(3), target.send) == [DONE] * 3
 
@@ -130,7 +130,7 @@ async def test_targets_with_limits_of_their_own_share_the_limit_of_their_host() 
     assert len(hosts) == 1
 
 
-async def test_a_target_that_may_have_no_more_holds_up_no_other_on_its_host() -> None:
+async def test_a_target_at_its_limit_holds_up_no_other_on_its_host() -> None:
     hosts, narrow, wide = Hosts(room=1000, connections=100), Target(is_open=False), Target()
     stuck = asyncio.create_task(
         hosts.carry("host", Limits(4), deliveries(20), narrow.send, ("narrow", Limits(1, rate=Rate(0.001))))
@@ -230,7 +230,7 @@ async def test_a_host_that_answers_has_as_many_as_it_may_and_never_those_of_all_
     assert target.most == most
 
 
-async def test_a_host_that_answers_no_more_has_to_prove_itself_again() -> None:
+async def test_a_host_that_stopped_answering_has_to_prove_itself_again() -> None:
     hosts, target = Hosts(room=1000, connections=64), Target()
 
     async def refused(delivery: Delivery) -> Outcome:

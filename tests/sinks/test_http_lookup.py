@@ -59,7 +59,7 @@ async def test_a_name_is_found_beside_many_that_do_not_answer(names: Names) -> N
     lookup.close()
 
 
-async def test_a_name_that_does_not_answer_has_one_thread_however_often_it_is_asked_for(
+async def test_a_name_that_does_not_answer_occupies_one_thread_for_all_requests(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_network, "_LOOKUP_TIMEOUT_S", 0.01)

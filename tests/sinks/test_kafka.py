@@ -243,7 +243,7 @@ async def test_a_message_larger_than_the_library_takes_dies(kafka: Broker, topic
     assert outcomes[1] == DONE
 
 
-async def test_a_failure_is_of_its_own_task_also_where_another_has_its_key(kafka: Broker, topic: str) -> None:
+async def test_a_failure_belongs_to_its_own_task_although_another_has_the_same_key(kafka: Broker, topic: str) -> None:
     batch = [delivery(topic, "same", b"x" * 3_000), delivery(topic, "other", b"y", lane="same")]
     async with sinking(kafka, {"message.max.bytes": 1_500}) as sink:
         outcomes = await sink.deliver(batch)

@@ -58,12 +58,12 @@ def test_properties_that_the_promises_rest_on_cannot_be_set(name: str) -> None:
         Properties({name: "0"})
 
 
-def test_the_promises_hold_whatever_the_defaults_are() -> None:
+def test_the_promises_hold_with_any_defaults() -> None:
     told = KafkaOptions("kafka://a:1").for_library()
     assert (told["enable.idempotence"], told["acks"], told["bootstrap.servers"]) == ("true", "all", "a:1")
 
 
-def test_a_secret_may_lie_in_a_file_and_is_masked_when_shown(tmp_path: Path) -> None:
+def test_a_secret_can_be_in_a_file_and_is_masked_when_shown(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("hunter2\n")
     properties = Properties({"sasl.username": "me", "sasl.password_file": str(secret)})

@@ -206,7 +206,7 @@ async def test_a_channel_whose_package_is_missing_keeps_its_notices(
     assert "pip install 'mainspring[mail]'" in told.text
 
 
-async def test_what_is_no_notice_dies_and_an_unknown_channel_waits_for_a_node_that_knows_it(
+async def test_a_payload_that_is_no_notice_dies_and_an_unknown_channel_waits_for_a_node_that_knows_it(
     tickers: Tickers, store: Store, http: HttpSink
 ) -> None:
     ticker = await ticking(tickers, http, {"ops": {"url": "http://127.0.0.1:1/"}})

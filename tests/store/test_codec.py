@@ -128,7 +128,7 @@ def test_a_payload_that_is_no_json_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_json_cannot_say_is_refused_wherever_it_stands(number: float) -> None:
+def test_a_number_that_json_cannot_express_is_refused_anywhere_in_a_payload(number: float) -> None:
     for payload in (number, [1, number], {"a": {"b": (None, number)}}, Point(1.0, number)):
         with pytest.raises(InvalidInput, match=f"payload holds {number}"):
             encode_payload(payload)
@@ -149,7 +149,7 @@ def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> No
 
 @pytest.mark.parametrize("payload", [b"1", b"123456"], ids=["short", "as long as an address"])
 @pytest.mark.parametrize("flags", [TOMBSTONE, TOMBSTONE | FORWARD, TOMBSTONE | RESENT, 255])
-def test_an_entry_with_a_body_is_no_tombstone_whatever_its_flags_say(flags: int, payload: bytes) -> None:
+def test_an_entry_with_a_body_is_no_tombstone_with_any_flags(flags: int, payload: bytes) -> None:
     assert len(entry(7, 0, IDH, Body("log:", b"123456"))) == MARK_BYTES
     assert not is_tombstone(entry(7, flags, IDH, Body("log:", payload)))
 

@@ -71,7 +71,7 @@ async def test_claims_of_two_partitions_that_read_the_same_end_their_own_jobs(
     assert alike
 
 
-async def test_only_the_wanted_queues_are_taken_and_no_more_than_wanted(ticker: Ticker, store: Store) -> None:
+async def test_a_worker_takes_only_the_queues_and_the_number_that_it_asks_for(ticker: Ticker, store: Store) -> None:
     for i in range(6):
         await ticker.client.put(f"queue:{'ab'[i % 2]}/x", i, lane=None)
     await ticker.turn()
@@ -111,7 +111,9 @@ async def test_a_worker_that_lost_a_job_to_itself_ends_it_only_by_the_new_claim(
     assert await worker.end(again) == ["ok"]
 
 
-async def test_a_beat_keeps_a_job_however_long_it_runs(ticker: Ticker, worker: HandWorker, other: HandWorker) -> None:
+async def test_heartbeats_keep_a_job_for_as_long_as_it_runs(
+    ticker: Ticker, worker: HandWorker, other: HandWorker
+) -> None:
     await queued(ticker, "x", "y")
     kept, left = await worker.take()
     gone: list[bytes] = []

@@ -26,7 +26,7 @@ async def test_a_rate_is_one_for_all_nodes(store: Store, clock: ManualClock) -> 
     assert min(got.values()) > 0
 
 
-async def test_after_a_pause_no_more_than_the_burst_comes_at_once(store: Store, clock: ManualClock) -> None:
+async def test_after_a_pause_only_the_burst_comes_at_once(store: Store, clock: ManualClock) -> None:
     limit = Limit(Rate(100, burst=7))
     assert await grant(store, limit, 100) == Granted(7, 100, 10)
     clock.advance(seconds=3600)

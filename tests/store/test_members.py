@@ -24,7 +24,7 @@ async def beat(store: Store, name: str, *, leaving: bool = False) -> ClusterView
     return view
 
 
-async def test_the_first_to_register_leads_whoever_beats_first(store: Store) -> None:
+async def test_the_first_to_register_leads_even_if_another_beats_first(store: Store) -> None:
     await join(store, "zoe", "adam")
     assert (await beat(store, "adam")).leader == ""
     assert (await beat(store, "zoe")).leader == "zoe"

@@ -26,7 +26,7 @@ def test_names_of_queues(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "a:b", "x" * 65, "a\n", None, 7])
-def test_what_is_no_name_of_a_queue_is_refused(name: object) -> None:
+def test_an_invalid_name_of_a_queue_is_refused(name: object) -> None:
     with pytest.raises(InvalidInput, match="use 1 to 64 of"):
         check_queue(name)
 

@@ -111,7 +111,7 @@ def test_the_id_of_a_run_is_read_back(ref: RunRef) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "1.2.3", "9.1.1.1", "0.-1.1.1", "0.1.1.zzzz", "0.1.1.1.1"])
-def test_what_is_not_the_id_of_a_run_is_refused(wrong: str) -> None:
+def test_an_invalid_id_of_a_run_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidInput, match="not the id of a run"):
         RunRef.parse(wrong, 8)
 
@@ -123,7 +123,7 @@ def test_each_bucket_is_four_times_as_wide_as_the_one_before(ms: int) -> None:
     assert bucket == 11 or ms < 4**bucket
 
 
-def test_of_long_output_the_beginning_and_the_end_are_kept() -> None:
+def test_long_output_keeps_its_beginning_and_its_end() -> None:
     output = Output(0, b"begin" + b"x" * 100_000 + b"end", b"err", 100_008, 3)
     short = history.within(RunDetails(output=output, log=("one", "two")))
     assert short.output is not None
@@ -404,9 +404,7 @@ async def test_subjects_beyond_the_bound_are_counted_together(recorder: Recorder
     assert 0 < ttl <= history.HOURS_KEPT * HOUR_MS
 
 
-async def test_the_counts_of_all_runs_cost_the_same_however_many_subjects_there_are(
-    recorder: Recorder, store: Store
-) -> None:
+async def test_the_counts_of_all_runs_cost_the_same_with_many_subjects(recorder: Recorder, store: Store) -> None:
     """Two weeks of hours with all subjects are tens of megabytes: one request would hold up the node for seconds."""
     keys = store.keys.partitions[0]
 
@@ -501,7 +499,7 @@ async def test_rings_of_schedules_whose_runs_are_gone_are_removed(
     assert names == [b"new"]
 
 
-async def test_nothing_is_kept_if_the_history_may_take_nothing(recorder: Recorder, store: Store) -> None:
+async def test_a_history_without_memory_keeps_nothing(recorder: Recorder, store: Store) -> None:
     store.shared.take({"history_bytes": "0"})
     await recorder.write(record(store))
     assert await listed(store) == []

@@ -67,14 +67,14 @@ async def test_a_clock_apart_is_measured(server: Server) -> None:
     assert 60 < float(ahead[1]) <= 90, "less the way back"
 
 
-async def test_where_config_is_denied_info_still_answers(server: Server) -> None:
+async def test_info_still_answers_if_config_is_denied(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config")
     checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
     assert checks["eviction"].status == "ok"
     assert checks["persistence"].status == "warning"
 
 
-async def test_where_info_and_config_are_denied_the_answer_is_unknown(server: Server) -> None:
+async def test_the_answer_is_unknown_if_info_and_config_are_denied(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config", "-info")
     checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
     for name in ("version", "role", "eviction", "persistence"):
@@ -84,7 +84,7 @@ async def test_where_info_and_config_are_denied_the_answer_is_unknown(server: Se
     assert checks["clock"].status == "ok"
 
 
-async def test_where_only_info_is_denied_config_answers(server: Server) -> None:
+async def test_config_answers_if_only_info_is_denied(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-info")
     checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
     assert checks["eviction"].status == "ok"

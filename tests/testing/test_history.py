@@ -544,7 +544,7 @@ def test_the_fault_of_another_node_is_no_excuse(story: Story) -> None:
     assert check(story) == []
 
 
-def test_no_more_may_come_again_than_was_under_way(story: Story) -> None:
+def test_only_what_was_under_way_may_come_again(story: Story) -> None:
     """Three were delivered by the first owner and two of them settled on the server: one may come again."""
     story.fault(DUE_US + 15, DUE_US + 20, "killed")
     for task in "abc":
@@ -737,7 +737,7 @@ def test_a_cancel_that_the_servers_forgot_is_excused_and_any_other_is_not() -> N
     assert broken(story) == ["cancelled"]
 
 
-def test_a_confirmed_task_whose_move_was_forgotten_must_stand_where_it_was() -> None:
+def test_a_confirmed_task_whose_move_was_forgotten_must_be_where_it_was() -> None:
     story = forgetful("replicas=1")
     story.replaced("a", DUE_MS, DUE_MS + 1, DUE_US - 5)
     assert broken(story) == ["lost"]

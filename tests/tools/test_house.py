@@ -190,7 +190,7 @@ def test_too_many_callbacks_in_the_engine_are_refused(tree: Tree) -> None:
         "def wake(owned):\n    return sum(one.lanes.behind for one in owned.values())\n",
     ],
 )
-def test_nobody_reaches_through_a_partition_into_its_parts(tree: Tree, text: str) -> None:
+def test_no_code_reaches_through_a_partition_into_its_parts(tree: Tree, text: str) -> None:
     tree.write("engine/partition", text)
     tree.write("engine/role", "def wake(partition, task):\n    return partition.behind, task.body.lane\n")
     assert tree.complaints() == []

@@ -147,7 +147,7 @@ async def test_a_retry_of_a_run_is_cancelled_like_any_pending_task(ticker: Ticke
     assert await worker.take() == []
 
 
-async def test_many_are_cancelled_in_one_call_in_whatever_state_they_are(ticker: Ticker, worker: HandWorker) -> None:
+async def test_tasks_in_any_state_are_cancelled_in_one_call(ticker: Ticker, worker: HandWorker) -> None:
     client: Client = ticker.client
     ids = [(await client.put(TARGET, i, after="1s", id=f"n{i}")).id for i in range(6)]
     await client.put(TARGET, "later", after="1h", id="later")

@@ -178,7 +178,7 @@ async def test_a_command_that_cannot_be_started_says_why(place: Place, tmp_path:
             await handle.result(timeout=60)
 
 
-async def test_one_occurrence_runs_once_on_however_many_workers(place: Place, tmp_path: Path) -> None:
+async def test_one_occurrence_runs_once_on_many_workers(place: Place, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     work = script("note", f"echo $MAINSPRING_TASK_ID >> {notes}")
     for _ in range(3):

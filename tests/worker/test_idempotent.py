@@ -38,7 +38,7 @@ async def delivered_again(place: Place, handler: Handler) -> Any:
     return await handle.result(timeout=60)
 
 
-async def test_a_coroutine_that_has_run_is_not_run_again_and_its_answer_stands(place: Place) -> None:
+async def test_a_coroutine_that_has_run_is_not_run_again_and_keeps_its_answer(place: Place) -> None:
     calls: list[str] = []
 
     @idempotent
@@ -50,7 +50,7 @@ async def test_a_coroutine_that_has_run_is_not_run_again_and_its_answer_stands(p
     assert len(calls) == 1
 
 
-async def test_a_plain_function_likewise(place: Place) -> None:
+async def test_a_plain_function_that_has_run_is_not_run_again(place: Place) -> None:
     calls: list[str] = []
 
     @idempotent(keep="1h")

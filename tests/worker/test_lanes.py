@@ -64,7 +64,7 @@ async def ticker(fleet: Fleet, namespace: str, clock: ManualClock, shop: Shop) -
         (Dead("expired"), "its handler says: expired"),
     ],
 )
-async def test_park_stops_the_lane_at_the_first_failure_also_one_for_good(
+async def test_park_stops_the_lane_at_the_first_failure_even_a_permanent_one(
     ticker: Ticker, store: Store, shop: Shop, outcome: Retry | Dead, error: str
 ) -> None:
     shop.failing[0] = outcome

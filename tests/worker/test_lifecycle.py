@@ -366,7 +366,7 @@ async def test_an_end_whose_reply_was_lost_is_reported_again_and_counts_once(pla
     assert ran == [1, 1]
 
 
-async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the_lease(place: Place) -> None:
+async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_with_any_lease(place: Place) -> None:
     async def wait_for_ever() -> None:
         await asyncio.sleep(3_600)
 

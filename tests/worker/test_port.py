@@ -66,7 +66,7 @@ async def figures(port: WorkerPort) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_metrics_tell_how_late_runs_began_how_long_they_took_and_how_they_ended(place: Place) -> None:
+async def test_metrics_show_how_late_runs_began_how_long_they_took_and_how_they_ended(place: Place) -> None:
     go = asyncio.Event()
 
     async def work(how: str, ctx: Context) -> None:
@@ -141,7 +141,7 @@ async def test_probes_say_whether_it_works(place: Place, monkeypatch: pytest.Mon
     ],
     ids=["unknown", "method", "nonsense", "endless", "odd header"],
 )
-async def test_whatever_else_is_asked_is_answered_in_a_sentence(place: Place, request_: str, status: int) -> None:
+async def test_any_other_question_is_answered_in_a_sentence(place: Place, request_: str, status: int) -> None:
     async def work() -> None: ...
 
     async with opened(await place.idle_worker([Handler(work, queue="q")])) as port:

@@ -105,7 +105,7 @@ async def test_one_queue_skips_its_failing_heads_another_parks_and_the_rest_bloc
 
 
 @pytest.mark.parametrize(("node", "queue", "fate"), [("block", "park", "parked"), ("park", "block", "dead")])
-async def test_by_the_policy_of_its_queue_a_failure_for_good_parks_the_lane_or_is_the_end_of_the_task(
+async def test_the_policy_of_the_queue_decides_whether_a_permanent_failure_parks_the_lane(
     node_of: Open, store: Store, node: str, queue: str, fate: str
 ) -> None:
     program = Program(settings(node, orders=queue), "orders", failure=Dead("no such order"))

@@ -27,7 +27,7 @@ async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
         yield made
 
 
-async def test_all_workers_together_run_no_more_of_a_queue_than_it_has_slots(place: Place) -> None:
+async def test_all_workers_together_keep_the_slots_of_a_queue(place: Place) -> None:
     running = most = others = 0
 
     async def limited() -> None:

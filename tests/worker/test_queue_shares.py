@@ -69,7 +69,7 @@ def test_full_queues_share_by_weight_also_one_job_at_a_time(room: int | None) ->
 
 
 @pytest.mark.parametrize("room", [1, 2, 8, 64])
-def test_weights_hold_however_the_tasks_lie_in_partitions(room: int) -> None:
+def test_weights_hold_with_any_spread_of_tasks_over_partitions(room: int) -> None:
     left = {(5, "high"): 10**6} | {(partition, "low"): 10**6 for partition in range(32)}
     got = served(ReadyQueues({"high": 3, "low": 1}, 32), 2000, left, room)
     assert got["high"] / got["low"] == pytest.approx(3, rel=0.05)

@@ -453,7 +453,7 @@ async def test_a_running_task_can_be_cancelled(place: Place) -> None:
     assert (await place.client.dead_list()).letters == []
 
 
-async def test_the_context_tells_the_task_and_keeps_lines(place: Place) -> None:
+async def test_the_context_has_the_task_and_keeps_lines(place: Place) -> None:
     seen: dict[str, Any] = {}
 
     def work(ctx: Context) -> None:

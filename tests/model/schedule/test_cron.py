@@ -232,7 +232,7 @@ def test_a_day_that_exists_only_in_some_years_is_accepted(text: str) -> None:
         ("1," * 600 + "1 * * * *", "at most 1000"),
     ],
 )
-def test_what_is_no_expression_at_all_is_refused(text: str, reason: str) -> None:
+def test_a_value_that_is_no_expression_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidCron) as caught:
         Cron.parse(text)
     assert reason in str(caught.value)

@@ -345,7 +345,7 @@ def test_every_is_read_as_an_interval(text: str, interval_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["@every", "@every soon", "@every 0s", "@every 30", "@every 20000d"])
-def test_what_is_no_interval_is_refused(text: str) -> None:
+def test_a_value_that_is_no_interval_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         spec(text)
 

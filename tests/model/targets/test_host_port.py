@@ -20,7 +20,7 @@ def test_host_and_port_are_split_and_joined_again(text: str, host: str, port: in
 @pytest.mark.parametrize(
     "text", ["9100", ":9100", "localhost", "localhost:", "localhost:65536", "localhost:x", "::1:9100"]
 )
-def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+def test_a_text_that_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"not an address to listen on; .*9100"):
         HostPort.parse(text)
     with pytest.raises(ConfigError, match=r"not an address to listen on; .*9100"):

@@ -103,7 +103,7 @@ def test_a_rate_may_be_a_number_a_text_or_a_rate_and_keeps_its_burst(given: Rate
     assert Targets.read({"shop": {"url": URL, "rate": given}}).limits() == expected
 
 
-def test_what_is_no_rate_of_a_webhook_is_refused() -> None:
+def test_a_value_that_is_no_rate_of_a_webhook_is_refused() -> None:
     for wrong in ("fast", True, 0, -1):
         with pytest.raises(InvalidInput, match="rate"):
             Webhook(URL, rate=wrong)
@@ -185,7 +185,7 @@ def test_settings_of_webhooks_come_from_file_environment_and_flags(tmp_path: Pat
     assert Config.load({"http_allow": "192.168.1.1"}, environ).http_allow == ("192.168.1.1",)
 
 
-def test_secrets_of_a_target_may_lie_in_files(tmp_path: Path) -> None:
+def test_secrets_of_a_target_can_be_in_files(tmp_path: Path) -> None:
     (tmp_path / "signing").write_text(f"{SECRET}\n{SECRET}\n")
     (tmp_path / "token").write_text("hunter2\n")
     text = f'[targets.shop]\nurl = "{URL}"\nsecrets_file = "{tmp_path}/signing"\n'

@@ -347,7 +347,7 @@ def test_the_limits_of_control_groups_count_with_those_around_them(
     assert list(folder_module.control_group_limits(tmp_path)) == limits
 
 
-def test_what_the_supervisor_sets_cannot_be_overridden(folder: Path) -> None:
+def test_settings_of_the_supervisor_cannot_be_overridden(folder: Path) -> None:
     with pytest.raises(EmbeddedError, match="sets requirepass itself"):
         embedded.start(folder, extra_config={"requirepass": "easy"})
 

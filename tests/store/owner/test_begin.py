@@ -154,7 +154,7 @@ async def test_a_cancelled_tail_still_proves_the_list_when_read_after_the_cancel
     assert (await planned.owner.begin(planned.place, [0, 1])).status == "ok"
 
 
-async def test_a_lane_does_not_begin_while_an_earlier_task_may_stand_unread(
+async def test_a_lane_does_not_begin_while_an_earlier_task_may_be_unread(
     planned: Planned, client: Client, clock: ManualClock
 ) -> None:
     known = [await planned.owner.known(planned.place, 3)]

@@ -113,7 +113,7 @@ async def test_a_slice_is_dropped_while_its_tasks_are_queued(ticker: Ticker, wor
     assert values(await worker.take()) == [b'"x"']
 
 
-async def test_an_id_in_a_queue_is_known_however_long_it_waits(ticker: Ticker, worker: HandWorker) -> None:
+async def test_an_id_in_a_queue_is_known_for_as_long_as_it_waits(ticker: Ticker, worker: HandWorker) -> None:
     await ticker.client.put(TARGET, "x", after="1s", id="a")
     await ticker.advance(hours=3)
     while await ticker.engine.sweeper.step() == 0.0:

@@ -149,7 +149,7 @@ async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
 
 
 @pytest.mark.parametrize("lanes", [0, 5])
-async def test_large_tasks_take_no_more_memory_than_many_small_ones(tickers: Tickers, store: Store, lanes: int) -> None:
+async def test_large_tasks_take_as_little_memory_as_many_small_ones(tickers: Tickers, store: Store, lanes: int) -> None:
     most_bytes, size, count = 2 * 2**20, 8_000, 2_000
     ticker = await tickers(options=EngineOptions(reach=Reach(bytes=most_bytes)))
     due_ms = ticker.clock.now_ms() // 1000 * 1000 + 5_000

@@ -167,7 +167,7 @@ class Full(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("login", ["", ":secret@"])
-async def test_a_server_that_takes_no_more_connections_says_so(login: str) -> None:
+async def test_a_server_that_refuses_connections_says_so(login: str) -> None:
     met = Full()
     async with await asyncio.get_running_loop().create_server(lambda: met, "127.0.0.1") as full:
         port = full.sockets[0].getsockname()[1]
@@ -177,7 +177,7 @@ async def test_a_server_that_takes_no_more_connections_says_so(login: str) -> No
         await met.over.wait()
 
 
-async def test_a_closed_connection_tells_why_it_was_closed(server: Server) -> None:
+async def test_a_closed_connection_says_why_it_was_closed(server: Server) -> None:
     connection = await opened(server.url)
     server.kill()
     for _ in range(2):

@@ -200,7 +200,7 @@ async def test_a_task_named_twice_in_one_call_counts_once(client: Client, store:
     assert (await balance(store)).cancelled == 64
 
 
-async def test_after_a_lost_reply_the_cancel_stands_and_what_stays_can_be_found(ticker: Ticker) -> None:
+async def test_after_a_lost_reply_the_cancel_counts_and_the_other_tasks_can_be_found(ticker: Ticker) -> None:
     names = ids_of(ticker.store, 64)
     await put_all(ticker.client, names, place_of(ticker.clock))
     with bad_road(ticker.store) as road:

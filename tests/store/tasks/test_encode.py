@@ -113,7 +113,7 @@ CROWDS = st.sampled_from([(), (Slice.at(NOW_MS, 1_000),), (Slice.at(NOW_MS + 2 *
 
 @given(st.one_of(st.lists(TASKS, max_size=20), st.lists(USUAL, max_size=20)), CROWDS)
 @settings(max_examples=400, deadline=None)
-def test_whatever_goes_together_is_written_as_it_would_be_alone(tasks: list[Task], crowds: tuple[Slice, ...]) -> None:
+def test_tasks_put_together_are_written_as_each_alone(tasks: list[Task], crowds: tuple[Slice, ...]) -> None:
     widths = Widths()
     for partition, place in product(range(8), crowds):
         widths.saw(partition, place, put.CROWDED + 1)
@@ -246,7 +246,7 @@ def test_a_task_an_hour_or_more_ahead_goes_into_an_hour_slice() -> None:
     assert far.start_ms + offset(row) == NOW_MS + HOUR_MS
 
 
-def test_an_overdue_task_stands_first_in_the_slice_of_now_and_keeps_its_due_time() -> None:
+def test_an_overdue_task_is_first_in_the_present_slice_and_keeps_its_due_time() -> None:
     batch = take(Task("log:", at=NOW_MS - 86_400_000))
     _, place, row = only_row(batch)
     assert (place, offset(row), decode(row).due_ms) == (Slice(1000, 1_800_000_000_000), 0, NOW_MS - 86_400_000)

@@ -39,7 +39,7 @@ async def test_a_task_ahead_of_its_time_is_not_due(ticker: Ticker) -> None:
     assert "no node" not in found.text
 
 
-async def test_a_task_in_retry_tells_its_attempt_its_time_and_the_last_error(ticker: Ticker) -> None:
+async def test_a_task_in_retry_shows_its_attempt_its_time_and_the_last_error(ticker: Ticker) -> None:
     ticker.answer("log", lambda one: Retry(f"error {one.attempt}", after_ms=10_000))
     handle = await ticker.client.put("log:", "x", after="1s")
     await ticker.advance(seconds=11)
@@ -88,7 +88,7 @@ async def test_another_lane_of_the_same_partition_is_no_head(client: Client, sto
     assert (await client.explain("id", lane=lanes[1])).code == "due"
 
 
-async def test_a_fired_task_tells_by_whom(client: Client, store: Store) -> None:
+async def test_a_fired_task_names_the_node_that_fires_it(client: Client, store: Store) -> None:
     handle = await client.put("log:", "x", after="0s")
     address = address_of(handle.id)
     owner = await HandOwner.acquire(store, address.partition, owner="n1/p")
@@ -248,7 +248,7 @@ async def test_an_expired_task_is_explained_before_and_after_it_is_a_dead_letter
     assert (buried.code, buried.state, buried.reason) == ("expired", "dead", "expired")
 
 
-async def test_a_moved_task_is_explained_where_it_stands_now(client: Client) -> None:
+async def test_a_moved_task_is_explained_in_its_new_place(client: Client) -> None:
     first = await client.put("log:", "x", after="1m")
     moved = await client.reschedule(first.id, after="2m")
     found = await client.explain(first.id)
@@ -263,7 +263,7 @@ async def test_a_moved_task_is_explained_where_it_stands_now(client: Client) -> 
     assert (await client.explain(first.id)).code == "cancelled"
 
 
-async def test_a_replaced_id_is_explained_by_the_task_that_stands(client: Client) -> None:
+async def test_a_replaced_id_is_explained_by_its_present_task(client: Client) -> None:
     await client.put("log:", 1, id="id", after="1m")
     again = await client.put("log:", 2, id="id", after="2m", on_conflict="replace")
     found = await client.explain("id")

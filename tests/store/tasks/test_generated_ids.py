@@ -16,7 +16,7 @@ def ids_of(ids: GeneratedIds, count: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("partitions", [1, 3, 32, 100, 4096])
 @pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 1_000, 20_000, 70_000])
-def test_every_id_is_of_its_own_and_its_crc_says_the_partition(partitions: int, count: int) -> None:
+def test_every_id_is_unique_and_its_crc_gives_the_partition(partitions: int, count: int) -> None:
     drawn = ids_of(GeneratedIds(partitions), count)
     assert len({idh for _, idh in drawn}) == count
     assert all(len(idh) == SIZE for _, idh in drawn)

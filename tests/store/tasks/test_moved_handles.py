@@ -74,7 +74,7 @@ async def test_a_task_that_moved_and_was_cancelled_there_is_not_reported_as_done
 
 
 @WAYS
-async def test_the_new_handle_and_the_old_one_tell_the_same(ticker: Ticker, way: Way) -> None:
+async def test_the_new_handle_and_the_old_one_find_the_same_task(ticker: Ticker, way: Way) -> None:
     old = await moved(ticker, way)
     [info] = (await ticker.client.list()).tasks
     assert info.id != old

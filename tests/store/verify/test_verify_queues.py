@@ -54,7 +54,7 @@ async def test_an_entry_without_a_place_gets_one(ticker: Ticker, worker: HandWor
 
 
 @pytest.mark.parametrize("lane", [None, "l"])
-async def test_a_place_without_its_entry_is_handed_off_again_while_its_slice_stands(
+async def test_a_place_without_its_entry_is_handed_off_again_while_its_slice_exists(
     ticker: Ticker, worker: HandWorker, store: Store, lane: str | None
 ) -> None:
     keys = await queued(ticker, lane=lane)
