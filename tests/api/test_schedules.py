@@ -1,7 +1,8 @@
 """Schedules, lanes, queues and pauses over real HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import quote
 
@@ -9,10 +10,15 @@ import pytest
 
 from mainspring.config.config import Config
 from mainspring.model.delivery import Delivery, Outcome, Retry
+from mainspring.model.task import Task
+from mainspring.model.workers import WorkerInfo
 from mainspring.sinks.log import NullSink
+from mainspring.store import queue_state
+from mainspring.store.members import worker_beat
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from tests.support.api_calls import LATER, Answer, Api, serving_api
+from tests.support.workers import until_async
 
 
 class FailingSink:
@@ -410,6 +416,26 @@ async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:
         assert (await api.get(f"/v1/lanes?{wrong}")).problem == "invalid"
 
 
+async def test_a_page_of_lanes_reads_the_tasks_of_its_own_lanes_only(api: Api, server: Server) -> None:
+    """Fifty thousand stalled lanes once cost a node 140 MB for each page of one lane."""
+    await api.client.put_many([Task("log:", "x" * 60_000, id=f"head-{n}", lane=f"shop/{n}") for n in range(40)])
+
+    async def all_failed() -> bool:
+        return len(await api.client.lanes()) == 40
+
+    await until_async(all_failed)
+
+    def sent() -> int:
+        """Bytes that the server has sent."""
+        [line] = [one for one in server.call("INFO", "stats").splitlines() if b"total_net_output_bytes" in one]
+        return int(line.partition(b":")[2])
+
+    for path in ("/v1/lanes?limit=1", "/v1/lanes/shop%2F7"):
+        before = sent()
+        assert (await api.get(path)).status == 200
+        assert sent() - before < 600_000, "40 tasks of 60 kB are far more, 32 partitions and heartbeats far less"
+
+
 async def test_a_lane_behind_a_failed_head_is_shown_and_continues_without_it(api: Api) -> None:
     await api.client.put("log:", "head", id="head", lane="shop/1")
     lanes = await standing(api)
@@ -443,3 +469,58 @@ async def test_queues_show_how_long_they_are(api: Api) -> None:
     await api.post("/v1/pauses", {"queue": "mail"})
     assert (await api.get("/v1/queues/mail")).json["paused"] is True
     assert (await api.get("/v1/queues/nobody")).problem == "not-found"
+
+
+async def test_a_page_of_schedules_ends_when_their_payloads_are_large(api: Api) -> None:
+    for n in range(100):
+        await api.client.schedules.add(f"large-{n}", every="1h", target="null:", payload="x" * 60_000)
+    names, cursor = [], ""
+    while True:
+        page = await api.get(f"/v1/schedules?limit=1000{cursor}")
+        assert len(page.body) < 7 << 20, "4 MiB of payloads, and those that were read together with the last"
+        names += [one["name"] for one in page.json["schedules"]]
+        if page.json["next"] is None:
+            break
+        cursor = f"&cursor={page.json['next']}"
+    assert sorted(names) == sorted(f"large-{n}" for n in range(100))
+    assert cursor, "more than one page"
+
+
+async def test_queues_are_paged_and_few_of_their_names_are_compared(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair of names takes a sixth of a millisecond: thousands of queues would stop the node."""
+    monkeypatch.setattr(queue_state, "_AT_ONCE", 7)  # portions, as of many more queues
+    compared: list[str] = []
+
+    def counting(name: str, known: Collection[str], n: int = 3) -> list[str]:
+        compared.extend(known)
+        return get_close_matches(name, known, n)
+
+    await api.client.put_many([Task(f"queue:maik{n:02}/send") for n in range(40)])
+    await until_async(lambda: _has_queues(api, 40))
+    about = WorkerInfo(id="w", queues={f"mail{n:02}": 1 for n in range(50)}, lease_ms=60_000)
+    await worker_beat(api.client.store, "w", about)
+    monkeypatch.setattr("difflib.get_close_matches", counting)
+    page: dict[str, Any] = {"next": ""}
+    queues: list[dict[str, Any]] = []
+    for size in (40, 40, 10):
+        compared.clear()
+        page = (await api.get(f"/v1/queues?limit=40&cursor={page['next']}")).json
+        assert (len(page["queues"]), len(compared) <= 100) == (size, True)
+        queues += page["queues"]
+    assert page["next"] is None
+    assert [one["name"] for one in queues] == sorted(
+        [f"mai{k}{n:02}" for k, most in (("k", 40), ("l", 50)) for n in range(most)]
+    )
+    assert [one["ready"] for one in queues] == [1] * 40 + [0] * 50
+    assert [one["name"] for one in queues if one["nearest"]] == [f"maik{n:02}" for n in range(2)]
+    assert (await api.get("/v1/queues/maik39")).json["nearest"] == "mail39"
+    assert len((await api.get("/v1/queues")).json["queues"]) == len(await api.client.queues()) == 90
+    compared.clear()
+    [found] = [one for one in (await api.get("/v1/doctor")).json["checks"] if one["name"] == "workers"]
+    assert "and 35 more" in found["message"]
+    assert len(compared) <= 250, "for the five that it names"
+    assert (await api.get("/v1/queues?limit=0")).problem == "invalid"
+
+
+async def _has_queues(api: Api, count: int) -> bool:
+    return len(await api.client.queues()) == count

@@ -12,7 +12,7 @@ from ..model.audit import MASK, AuditPage, bare
 from ..model.metrics import render
 from ..model.notice import Beat, Expected, check_beat
 from ..model.targets.names import BEAT
-from ..model.workers import QueueInfo, WorkerInfo
+from ..model.workers import QueueInfo, QueuePage, WorkerInfo
 from ..node.doctor import checkup
 from ..node.metrics import everything
 from ..store import members
@@ -213,8 +213,9 @@ AUDIT_ROUTE: Final = Route(
 )  # fmt: skip
 
 
-class QueueList(msgspec.Struct):
-    queues: list[QueueInfo]
+class ListQueues(msgspec.Struct, frozen=True):
+    limit: int = 1000
+    cursor: str | None = None
 
 
 class WorkerList(msgspec.Struct):
@@ -222,27 +223,19 @@ class WorkerList(msgspec.Struct):
 
 
 async def list_queues(call: Call) -> Answer:
-    return answer(QueueList(await _queues(call)))
+    query: ListQueues = call.query
+    if not 1 <= query.limit <= 1000:
+        raise Problem("invalid", f"limit is {query.limit}; it must lie between 1 and 1000")
+    page = await call.client.queue_page(limit=query.limit, cursor=query.cursor, allowed=call.key.targets)
+    return answer(page)
 
 
 async def get_queue(call: Call) -> Answer:
     name = call.params["name"]
-    for one in await _queues(call):
-        if one.name == name:
-            return answer(one)
-    raise no_such("queue", name)
-
-
-async def _queues(call: Call) -> list[QueueInfo]:
-    found = await call.client.queues()
-    if call.may_reach_all:
-        return found
-    seen = {one.name for one in found if call.key.sees(f"queue:{one.name}/*")}
-    return [
-        msgspec.structs.replace(one, nearest=one.nearest if one.nearest in seen else None)
-        for one in found
-        if one.name in seen
-    ]
+    found = await call.client.queue(name, allowed=call.key.targets)
+    if found is None:
+        raise no_such("queue", name)
+    return answer(found)
 
 
 async def list_workers(call: Call) -> Answer:
@@ -252,7 +245,7 @@ async def list_workers(call: Call) -> Answer:
 
 QUEUE_ROUTES: Final = (
     Route("GET", "/v1/queues", list_queues, "read", "Queues: how long they are, and which workers serve them.",
-          answers={200: QueueList}),
+          query=ListQueues, answers={200: QueuePage}),
     Route("GET", "/v1/queues/{name}", get_queue, "read", "One queue.", answers={200: QueueInfo}),
     Route("GET", "/v1/workers", list_workers, "read", "Live workers, and the queues they serve.",
           answers={200: WorkerList}),

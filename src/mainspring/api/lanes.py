@@ -8,6 +8,7 @@ import msgspec
 from ..model.audit import changes, of_lane, of_pause
 from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause
 from ..model.task import pattern_fits
+from ..store.lanes import read_lanes
 from .asgi import Answer, Problem, answer
 from .routes import Call, Route
 from .schedules import instant
@@ -95,8 +96,7 @@ async def list_lanes(call: Call) -> Answer:
     if not 1 <= query.limit <= 1000:
         raise Problem("invalid", f"limit is {query.limit}; it must lie between 1 and 1000")
     behind = (-1, "") if query.cursor is None else _lane_place(query.cursor)
-    lanes = [one for one in await call.client.lanes() if (one.since_ms or 0, one.lane) > behind]
-    page, more = lanes[: query.limit], len(lanes) > query.limit
+    page, more = await read_lanes(call.client.store, after=behind, limit=query.limit)
     return answer(LaneList(page, f"{page[-1].since_ms or 0}.{page[-1].lane}" if more else None))
 
 

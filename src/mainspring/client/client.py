@@ -4,9 +4,10 @@ import asyncio
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial, wraps
+from heapq import nsmallest
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
@@ -45,17 +46,18 @@ from ..model.task import (
     Task,
     TaskFilter,
     TaskInfo,
+    fits_one,
     to_json,
 )
 from ..model.text import check_text, nearest
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
-from ..model.workers import QueueInfo, WorkerInfo, served_queues
+from ..model.workers import QueueInfo, QueuePage, WorkerInfo, served_queues
 from ..sinks.http_network import check_literal_target, leads_inside
 from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
 from ..store.notices import Notices
-from ..store.queue_state import Depth, depths
+from ..store.queue_state import Depth, depths_of, names_in
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
 from ..store.runs import ended_task
@@ -681,7 +683,7 @@ class PauseOperations:
 
     async def lanes(self) -> list[LaneInfo]:
         """Return stalled lanes and lanes that are recovering, longest wait first."""
-        return await lanes.read_lanes(self.store)
+        return (await lanes.read_lanes(self.store))[0]
 
     async def lane(self, lane: str) -> LaneInfo:
         """Return the state of a lane: its failed head, since when it waits, and how many tasks wait in it."""
@@ -739,20 +741,58 @@ class QueueOperations:
 
     async def queues(self) -> list[QueueInfo]:
         """Return the queues that have tasks or had some lately, and all that a worker serves, by name."""
-        now_ms = await self.store.sample_clock()
-        found, workers = await depths(self.store), await self.workers()
-        pauses = Pauses(await lanes.read_pauses(self.store), now_ms)
-        served = served_queues(workers)
+        return (await self.queue_page(limit=None)).queues
+
+    async def queue_page(
+        self, *, limit: int | None, cursor: str | None = None, allowed: Sequence[str] | None = None
+    ) -> QueuePage:
+        """Return some of these queues, by name; pass `page.next` as `cursor` for the next page.
+
+        `allowed`: as of `list`.
+        """
+        workers, places = await self.workers(), await names_in(self.store, range(len(self.store.keys)))
+        served = _allowed(served_queues(workers), allowed)
+        every = {*_allowed({name for _, name in places}, allowed), *served}
+        behind = [name for name in every if cursor is None or name > cursor]
+        names = sorted(behind) if limit is None else nsmallest(limit, behind)
+        chosen = set(names)
+        found = await depths_of(self.store, [place for place in places if place[1] in chosen])
+        infos = await self._queue_infos(names, found, workers, served)
+        return QueuePage(infos, names[-1] if len(names) < len(behind) else None)
+
+    async def queue(self, name: str, *, allowed: Sequence[str] | None = None) -> QueueInfo | None:
+        """Return one of these queues; None if it is not among them. `allowed` as of `list`."""
+        workers = await self.workers()
+        served = _allowed(served_queues(workers), allowed)
+        found = await depths_of(self.store, [(p, name) for p in range(len(self.store.keys))])
+        names = _allowed({*found, *({name} & set(served))}, allowed)
+        return next(iter(await self._queue_infos(names, found, workers, served)), None)
+
+    async def _queue_infos(
+        self, names: Sequence[str], found: Mapping[str, Depth], workers: Sequence[WorkerInfo], served: Sequence[str]
+    ) -> list[QueueInfo]:
+        pauses = Pauses(await lanes.read_pauses(self.store), await self.store.sample_clock())
+        known = set(served)
+        unserved = [name for name in names if name not in known][: max(1, _COMPARED // max(1, len(served)))]
+        near = {name: nearest(name, served) for name in unserved}
         return [
             QueueInfo(
                 name=name,
                 **found.get(name, Depth())._asdict(),
                 paused=pauses.of_queue(name) is not None,
                 workers=[one.id for one in workers if one.serves(name)],
-                nearest=None if name in served else nearest(name, served),
+                nearest=near.get(name),
             )
-            for name in sorted({*found, *served})
+            for name in names
         ]
+
+
+_COMPARED: Final = 100
+"""Pairs of queue names compared for one page: a pair of long ones takes a sixth of a millisecond."""
+
+
+def _allowed(queues: Iterable[str], allowed: Sequence[str] | None) -> list[str]:
+    return [name for name in queues if allowed is None or fits_one(allowed, f"queue:{name}/*")]
 
 
 class Client(

@@ -39,7 +39,7 @@ from mainspring.model.run import KeptRun, RunsPage
 from mainspring.model.targets.url import read_api_url
 from mainspring.model.task import BulkCancelOutcome, Count, Handle, Page, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
-from mainspring.model.workers import QueueInfo, WorkerInfo
+from mainspring.model.workers import QueueInfo, QueuePage, WorkerInfo
 
 if TYPE_CHECKING:
     from mainspring.client.runs import RunLog, RunStats
@@ -623,7 +623,14 @@ class RemoteClient:
     # -- queues --------------------------------------------------------------------------------------------
 
     async def queues(self) -> Sequence[QueueInfo]:
-        return msgspec.convert(self.api.get("/v1/queues")["queues"], list[QueueInfo])
+        found: list[QueueInfo] = []
+        cursor: str | None = None
+        while True:
+            page = msgspec.convert(self.api.get("/v1/queues", cursor=cursor), QueuePage)
+            found += page.queues
+            cursor = page.next
+            if cursor is None:
+                return found
 
     async def workers(self) -> Sequence[WorkerInfo]:
         return msgspec.convert(self.api.get("/v1/workers")["workers"], list[WorkerInfo])

@@ -34,6 +34,7 @@ from ..store.keys import partition_of
 from ..store.schedules import ScheduleWrite, Seen, row_of, sketch_apart, with_called_off
 from ..store.store import Store
 from ..store.tasks.index import IdRow
+from ..store.tasks.pages import PAGE_BYTES
 from ..store.tasks.put import Widths
 from ..store.tasks.put_ids import put_ids
 from .client import check_reach
@@ -522,12 +523,19 @@ class Schedules(RunsBeside):
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
 
     async def list(self, *, limit: int = 100, cursor: str | None = None) -> SchedulePage:
-        """Return some schedules, unordered; pass `page.next` as cursor for the next page. It may hold a few more."""
+        """Return some schedules, unordered; pass `page.next` as cursor for the next page.
+
+        A page may hold a few more than `limit`, and fewer if their payloads are large.
+        """
         partition, place = _read_cursor(cursor, len(self._store.keys))
         found: list[ScheduleView] = []
-        while partition < len(self._store.keys) and len(found) < limit:
-            place, page = await kept.page(self._store, partition, place, count=limit)
-            found += await _views(await with_ends(self._store, page), await self._store.fresh_ms())
+        size = 0
+        while partition < len(self._store.keys) and len(found) < limit and size < PAGE_BYTES:
+            place, page = await kept.page(self._store, partition, place, limit - len(found))
+            views = await _views(await with_ends(self._store, page), await self._store.fresh_ms())
+            for one in (view.definition for view in views):
+                size += len(one.payload) + sum(map(len, (*one.specs, *one.exclude)))
+            found += views
             partition += not place
         return SchedulePage(found, f"{partition}.{place}" if partition < len(self._store.keys) else None)
 

@@ -211,6 +211,8 @@ class SyncClient:
     resume = _waiting(Client.resume)
     pauses = _waiting(Client.pauses)
     queues = _waiting(Client.queues)
+    queue = _waiting(Client.queue)
+    queue_page = _waiting(Client.queue_page)
     workers = _waiting(Client.workers)
     runs = _waiting(Client.runs)
     run = _waiting(Client.run)

@@ -58,7 +58,15 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[str]
     """Ids of the live workers that serve the queue."""
     nearest: str | None = None
-    """For a queue that no worker serves: the served queue with the most similar name."""
+    """For a queue that no worker serves: the served queue with the most similar name. Only the first queues of a page
+    have it: comparing names is slow."""
+
+
+class QueuePage(msgspec.Struct, frozen=True):
+    """Queues by name; pass `next` as cursor for the next page, None at the end."""
+
+    queues: list[QueueInfo]
+    next: str | None
 
 
 def served_queues(workers: Iterable[WorkerInfo]) -> list[str]:

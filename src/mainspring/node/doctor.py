@@ -186,13 +186,19 @@ async def _workers(store: Store) -> Check:
     if not alone:
         names = f", for queues {', '.join(served)}" if served else ""
         return Check("workers", "ok", f"{len(workers)} run{names}; every queue that has tasks is served")
-    rows = [f"{name} ({_tasks(one.ready + one.running)}{did_you_mean([name], served)})" for name, one in alone]
-    message = f"no worker serves {_first(rows)}. Start one with `mainspring worker`; `mainspring queue list` says more"
+    # Comparing names is slow, and there may be any number of queues.
+    rows = [
+        f"{name} ({_tasks(one.ready + one.running)}{did_you_mean([name], served)})" for name, one in alone[:ROWS_SHOWN]
+    ]
+    advice = "Start one with `mainspring worker`; `mainspring queue list` says more"
+    message = f"no worker serves {_first(rows, len(alone))}. {advice}"
     return Check("workers", "warning", message)
 
 
-def _first(rows: list[str]) -> str:
-    return ", ".join(rows[:ROWS_SHOWN]) + (f" and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else "")
+def _first(rows: list[str], count: int | None = None) -> str:
+    """Return the first of `count` rows; of all that are given if there is no count."""
+    more = (len(rows) if count is None else count) - ROWS_SHOWN
+    return ", ".join(rows[:ROWS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _tasks(count: int) -> str:

@@ -1,6 +1,7 @@
 """Stalled lanes and pauses: which exist, why, and how to end them. See docs/lanes.md."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -110,49 +111,80 @@ class _Hold(NamedTuple):
     behind: int
 
 
-async def read_lanes(store: Store) -> list[LaneInfo]:
-    """Return all stalled and recovering lanes, longest wait first."""
-    found = await _read_partitions(store, range(len(store.keys)))
-    return sorted(found, key=lambda one: (one.since_ms or 0, one.lane))
+LanePlace = tuple[int, str]
+"""When a lane stalled, and its name: lanes are listed in that order."""
+
+
+class _Stalled(NamedTuple):
+    """What its partition says about a stalled lane."""
+
+    since_ms: int
+    lane: str
+    partition: int
+    head: FailedHead | None
+    hold: tuple[Slice, HoldRecord] | None
+
+    @property
+    def place(self) -> LanePlace:
+        return self.since_ms, self.lane
+
+
+async def read_lanes(
+    store: Store, *, after: LanePlace = (-1, ""), limit: int | None = None
+) -> tuple[list[LaneInfo], bool]:
+    """Return stalled and recovering lanes, longest wait first, and whether more follow."""
+    found: list[_Stalled] = []
+    for p in range(len(store.keys)):
+        found += [one for one in await _stalled(store, p) if one.place > after]
+        found.sort(key=attrgetter("place"))
+        if limit is not None:
+            del found[limit + 1 :]  # keep one more, which tells that there is another page
+    return await _infos(store, found[:limit]), limit is not None and len(found) > limit
 
 
 async def read_lane(store: Store, lane: str) -> LaneInfo:
     partition = partition_of(lane, len(store.keys))
-    known = {one.lane: one for one in await _read_partitions(store, [partition])}
-    return known.get(lane, LaneInfo(lane=lane, state="flowing", partition=partition))
+    known = [one for one in await _stalled(store, partition) if one.lane == lane]
+    return next(iter(await _infos(store, known)), LaneInfo(lane=lane, state="flowing", partition=partition))
 
 
-async def _read_partitions(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
-    groups: list[Group] = []
-    numbers = list(partitions)
-    for p in numbers:
-        keys = store.keys.partitions[p]
-        listed = ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE")
-        groups.append((keys.slot, [("HGETALL", keys.held), ("HGETALL", keys.holds), listed]))
-    heads: dict[tuple[int, str], FailedHead] = {}
-    holds: dict[tuple[int, str], tuple[Slice, HoldRecord]] = {}
-    for p, result in zip(numbers, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
-        held, records, names = result
-        for lane, raw in zip(held[::2], held[1::2], strict=True):
-            heads[p, lane.decode()] = FailedHead.unpack(raw)
-        live = set(names)
-        for name, raw in zip(records[::2], records[1::2], strict=True):
-            record = HoldRecord.decode(raw)
-            place = slice_named(name) if name in live else None
-            if record is not None and record.lane is not None and place is not None:
-                holds[p, record.lane] = (place, record)
-    failed = dict(zip(heads, await _look(store, heads), strict=True))
-    behind = await _behind(store, {key: place for key, (place, _) in holds.items()})
-    return [
-        _info(p, lane, failed.get((p, lane)), _hold(holds.get((p, lane)), behind.get((p, lane), 0)))
-        for p, lane in dict.fromkeys([*heads, *holds])
-    ]
+async def _stalled(store: Store, partition: int) -> list[_Stalled]:
+    keys = store.keys.partitions[partition]
+    listed = ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE")
+    held, records, names = await store.run_one(keys.slot, [("HGETALL", keys.held), ("HGETALL", keys.holds), listed])
+    heads = {lane: FailedHead.unpack(raw) for lane, raw in zip(held[::2], held[1::2], strict=True)}
+    holds: dict[bytes, tuple[Slice, HoldRecord]] = {}
+    live = set(names)
+    for name, raw in zip(records[::2], records[1::2], strict=True):
+        record = HoldRecord.decode(raw)
+        place = slice_named(name) if name in live else None
+        if record is not None and record.lane is not None and place is not None:
+            holds[record.lane.encode()] = (place, record)
+    found = []
+    for lane in dict.fromkeys([*heads, *holds]):
+        head, hold = heads.get(lane), holds.get(lane)
+        times = [one for one in (head and head.since_ms, hold and hold[1].since_ms) if one]
+        found.append(_Stalled(min(times, default=0), lane.decode(), partition, head, hold))
+    return found
 
 
-def _hold(known: tuple[Slice, HoldRecord] | None, behind: int) -> _Hold | None:
-    return None if known is None else _Hold(known[1], behind)
+async def _infos(store: Store, stalled: Sequence[_Stalled]) -> list[LaneInfo]:
+    infos: list[LaneInfo] = []
+    # In portions: of each head the whole entry is read, with its payload.
+    for first in range(0, len(stalled), _LOOKED_AT):
+        some = stalled[first : first + _LOOKED_AT]
+        heads = {(one.partition, one.lane): one.head for one in some if one.head is not None}
+        failed = dict(zip(heads, await _look(store, heads), strict=True))
+        holds = {(one.partition, one.lane): one.hold[0] for one in some if one.hold is not None}
+        behind = await _behind(store, holds)
+        for one in some:
+            key = one.partition, one.lane
+            hold = None if one.hold is None else _Hold(one.hold[1], behind[key])
+            infos.append(_info(one, failed.get(key), hold))
+    return infos
+
+
+_LOOKED_AT: Final = 64
 
 
 async def _look(store: Store, heads: Mapping[tuple[int, str], FailedHead]) -> list[Failed]:
@@ -180,19 +212,18 @@ async def _behind(store: Store, places: dict[tuple[int, str], Slice]) -> dict[tu
     return counts
 
 
-def _info(partition: int, lane: str, failed: Failed | None, hold: _Hold | None) -> LaneInfo:
+def _info(stalled: _Stalled, failed: Failed | None, hold: _Hold | None) -> LaneInfo:
     state = _state(failed, hold)
     body = failed.found.body if failed is not None and failed.found is not None else None
     record = hold.record if hold is not None else None
     behind = 0 if hold is None else hold.behind
     inside = failed is not None and failed.address is not None and failed.address.slice.is_hold
     waiting = failed is not None and failed.found is not None and failed.found.state == "pending"
-    since_ms = [one for one in (failed and failed.head.since_ms, record and record.since_ms) if one]
     return LaneInfo(
-        lane=lane,
+        lane=stalled.lane,
         state=state,
-        partition=partition,
-        since_ms=min(since_ms, default=None),
+        partition=stalled.partition,
+        since_ms=stalled.since_ms or None,
         # Tasks waiting in ordinary slices could be counted only by reading all of them.
         behind=max(0, behind - (inside and waiting)) if behind or state != "retrying" else None,
         head_id=None if failed is None else failed.id,

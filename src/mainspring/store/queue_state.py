@@ -11,6 +11,8 @@ from .store import Store
 from .tasks.index import fields_of
 
 _TRIES: Final = 8
+_AT_ONCE: Final = 512
+"""Queues of a partition that are measured together."""
 
 
 class Queued(NamedTuple):
@@ -94,33 +96,50 @@ Asked = tuple[int, list[RedisCommand]]
 """A partition and the commands to send to it."""
 
 
+async def names_in(store: Store, partitions: Sequence[int]) -> list[tuple[int, str]]:
+    """Return the partitions and names of all queues there that have received a task and still exist."""
+    listed: list[Asked] = [(p, [("SMEMBERS", store.keys.partitions[p].queues)]) for p in partitions]
+    found = await _each(store, listed)
+    return [(p, queue.decode()) for p, [queues] in zip(partitions, found, strict=True) for queue in queues]
+
+
 async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[str, Depth]:
     """Return all queues that have received a task and still exist, with their size in these partitions (None: all)."""
-    asked = range(len(store.keys)) if partitions is None else partitions
-    listed: list[Asked] = [(p, [("SMEMBERS", store.keys.partitions[p].queues)]) for p in asked]
-    names = await _each(store, listed)
-    every = [(p, queue.decode()) for p, [queues] in zip(asked, names, strict=True) for queue in queues]
-    keys = [store.keys.partitions[p].queue(queue) for p, queue in every]
-    lengths: list[Asked] = [
-        (p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(every, keys, strict=True)
-    ]
+    return await depths_of(store, await names_in(store, range(len(store.keys)) if partitions is None else partitions))
+
+
+async def depths_of(store: Store, places: Sequence[tuple[int, str]]) -> dict[str, Depth]:
+    """Return the queues among these (partitions and names) that exist, with their size in these partitions."""
     found: dict[str, Depth] = {}
+    # In portions: there may be any number of queues, and a step of the event loop must stay short.
+    for first in range(0, len(places), _AT_ONCE):
+        for queue, depth in await _depths_of_some(store, places[first : first + _AT_ONCE]):
+            found[queue] = found.get(queue, Depth()).plus(depth)
+    return found
+
+
+async def _depths_of_some(store: Store, places: Sequence[tuple[int, str]]) -> list[tuple[str, Depth]]:
+    keys = [store.keys.partitions[p].queue(queue) for p, queue in places]
+    lengths: list[Asked] = [
+        (p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(places, keys, strict=True)
+    ]
+    found: list[tuple[str, Depth]] = []
     oldest: list[Asked] = []
     waiting: list[str] = []
-    for (p, queue), key, answer in zip(every, keys, await _each(store, lengths, skips_missing=True), strict=True):
+    for (p, queue), key, answer in zip(places, keys, await _each(store, lengths, skips_missing=True), strict=True):
         if not answer:
             continue  # removed since it was listed
         length, groups = answer
         about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
         running = int(about.get(b"pending", 0))
-        found[queue] = found.get(queue, Depth()).plus(Depth(length - running, running))
+        found.append((queue, Depth(length - running, running)))
         if length > running:
             last = about.get(b"last-delivered-id", b"0-0")
             oldest.append((p, [("XRANGE", key, b"(" + last, "+", "COUNT", 1)]))
             waiting.append(queue)
     for queue, [rows] in zip(waiting, await _each(store, oldest), strict=True):
         if rows:
-            found[queue] = found[queue].plus(Depth(oldest_ms=int(rows[0][0].partition(b"-")[0])))
+            found.append((queue, Depth(oldest_ms=int(rows[0][0].partition(b"-")[0]))))
     return found
 
 

@@ -212,10 +212,14 @@ async def revisions(store: Store, partitions: Iterable[int], name: str) -> list[
     return sorted(found, key=lambda one: one.at_ms, reverse=True)
 
 
-async def page(store: Store, partition: int, cursor: int, count: int = 200) -> tuple[int, list[Seen]]:
-    """Return some schedules of a partition, unordered, and the next cursor (0 at the end)."""
+_SCANNED: Final = 32
+"""Schedules read at once: each may have the largest payload."""
+
+
+async def page(store: Store, partition: int, cursor: int, count: int) -> tuple[int, list[Seen]]:
+    """Return about `count` schedules of a partition, but not many, unordered, and the next cursor (0 at the end)."""
     keys = store.keys.partitions[partition]
-    [reply] = await store.run_one(keys.slot, [("HSCAN", keys.sched, cursor, "COUNT", count)])
+    [reply] = await store.run_one(keys.slot, [("HSCAN", keys.sched, cursor, "COUNT", min(count, _SCANNED))])
     names = reply[1][::2]
     if not names:
         return int(reply[0]), []
