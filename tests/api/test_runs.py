@@ -16,7 +16,7 @@ from mainspring.client.http import RemoteClient
 from mainspring.config.config import Config
 from mainspring.model.access import hash_of
 from mainspring.model.errors import InvalidInput
-from mainspring.model.ids import idh_of
+from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.job import Output
 from mainspring.model.run import Run, RunDetails, RunRecord
 from mainspring.store.access import list_keys, revoke_key
@@ -24,6 +24,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.owner import fire
 from mainspring.store.runs import publish_logs
 from mainspring.store.tasks.find import Reference, resolve
+from mainspring.store.tasks.index import IdInLane, note_lanes
 from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import Api, serving_api
 from tests.support.owner import HandOwner
@@ -282,6 +283,31 @@ async def test_a_bound_key_reads_no_log_of_another_callers_task_with_the_same_id
     assert (await api.get("/v1/runs/dup/log")).problem == "not-found"
     assert (await api.get("/v1/runs/both/log?lane=theirs")).problem == "not-found"
     assert (await api.get("/v1/runs/both/log")).json["text"] == ""
+
+
+async def test_a_bound_key_learns_from_the_history_only_of_lanes_with_tasks_that_it_may_see(api: Api) -> None:
+    partitions = len(api.client.store.keys)
+    home = partition_of("dup", partitions)  # `write` puts the records there
+    lanes = [name for name in map("lane-{}".format, range(100)) if partition_of(name, partitions) == home]
+    first, second, third = sorted(lanes[:3])
+    now_ms = api.client.store.clock.now_ms()
+    for lane, target in ((first, "null:mine"), (second, "null:mine"), (third, "queue:mail/send")):
+        assert await note_lanes(api.client.store, [IdInLane("dup", lane, now_ms)], now_ms) == [None]
+        idh = idh_in_lane(idh_of("dup"), lane)
+        await write(api, Run(record(api, 1, id="dup", idh=idh, lane=lane, target=target)))
+    refused = await api.get("/v1/tasks/dup")
+    assert (refused.problem, refused.json["lanes"]) == ("ambiguous", [first, second, third])
+    api.token = await api.key("reader", targets=("null:mine",))
+    refused = await api.get("/v1/tasks/dup")
+    assert (refused.problem, refused.json["lanes"]) == ("ambiguous", [first, second])
+    assert (await api.get(f"/v1/tasks/dup?lane={first}")).json["state"] == "done"
+    assert (await api.get(f"/v1/tasks/dup?lane={third}")).problem == "not-found"
+    api.token = await api.key("reader", targets=("queue:mail/send",))
+    assert (await api.get("/v1/tasks/dup")).json["lane"] == third
+
+
+async def test_a_lane_without_an_id_is_refused(api: Api) -> None:
+    assert (await api.get("/v1/runs?lane=a")).problem == "invalid"
 
 
 async def test_a_task_whose_id_looks_like_a_runs_has_a_log(api: Api) -> None:

@@ -1,5 +1,6 @@
 """One id in several lanes is several tasks: none of them is taken for another."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.client.sync import SyncClient
 from mainspring.model.delivery import Body, Dead
-from mainspring.model.errors import Ambiguous, Conflict, NotFound, Unavailable
+from mainspring.model.errors import Ambiguous, Conflict, InvalidInput, NotFound, Unavailable
 from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.job import Result
 from mainspring.model.task import PutSummary, Task
@@ -24,6 +25,7 @@ from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 
 PARTITIONS = 4
+Tickers = Callable[..., Awaitable[Ticker]]
 
 
 def lanes_of(partition: int, count: int) -> list[str]:
@@ -85,6 +87,41 @@ async def test_finished_tasks_make_an_id_ambiguous_too(client: Client, ticker: T
     assert len(await ticker.turn()) == 2
     with pytest.raises(Ambiguous):
         await client.get("dup")
+
+
+async def test_a_finished_task_without_a_lane_is_named_too(client: Client, ticker: Ticker) -> None:
+    for lane in (X, Y, None):
+        await client.put("log:", id="dup", lane=lane)
+    assert len(await ticker.turn()) == 3
+    await ticker.advance(minutes=5)  # the slice is gone, the id still known
+    with pytest.raises(Ambiguous) as refused:
+        await client.get("dup")
+    assert refused.value.lanes == tuple(sorted(("", X, Y)))
+
+
+@pytest.mark.parametrize("lanes", [(X, Y), (X, None), (X, AT_HOME, None)])
+async def test_the_history_does_not_answer_for_one_of_several_lanes(
+    tickers: Tickers, lanes: tuple[str | None, ...]
+) -> None:
+    ticker = await tickers(handlers={"https": None})
+    client = ticker.client
+    for lane in lanes:
+        await client.put("https://example.com/hook", id="dup", lane=lane)
+    assert len(await ticker.turn()) == len(lanes)
+    await ticker.advance(hours=2)  # past the dedupe window
+    for _ in range(2 * PARTITIONS):  # a step looks at one partition
+        await ticker.engine.sweeper.step()
+    assert await client.cancel_many(["dup"]) == ["unknown"], "only the history knows them"
+    with pytest.raises(Ambiguous) as refused:
+        await client.get("dup")
+    assert refused.value.lanes == tuple(sorted(lane or "" for lane in lanes))
+    for lane in lanes:
+        info = await client.get("dup", lane=lane or "")
+        assert (info.state, info.lane) == ("done", lane)
+    assert {run.record.lane for run in (await client.runs(id="dup")).runs} == set(lanes)
+    assert [run.record.lane for run in (await client.runs(id="dup", lane=X)).runs] == [X]
+    with pytest.raises(InvalidInput, match="lane is that of a task: give its id too"):
+        await client.runs(lane=X)
 
 
 async def test_dead_letters_of_one_id_are_distinguished(client: Client, ticker: Ticker) -> None:

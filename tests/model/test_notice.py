@@ -71,6 +71,11 @@ def test_one_failure_and_one_recovery_cause_one_notice_each() -> None:
     assert (recovered.reason, recovered.count, recovered.since_ms) == ("", 3, T0_MS + 1)
 
 
+def test_a_notice_names_the_task_with_its_lane() -> None:
+    [one] = told([run("dead", lane="user-7")], channels())
+    assert (one.notice.task, one.notice.lane) == ("nightly@x", "user-7")
+
+
 def test_failures_cause_a_notice_from_the_set_number_on_and_fewer_cause_no_recovery() -> None:
     ends = ["dead", "dead", "done", "dead", "dead", "dead", "done"]
     found = told(map(run, ends), channels(after=3))

@@ -236,7 +236,7 @@ async def send(http: HttpSink, table: dict[str, Any], digest: Digest) -> Outcome
 
 FULL = Notice(
     "failed", "schedule:nightly", 1_800_000_000_950, 1_800_000_000_000 - 3_600_000, 3,
-    reason="HTTP 500 Internal Server Error: sold out", code=500, task="nightly@2030-01-01T02:00:00Z",
+    reason="HTTP 500 Internal Server Error: sold out", code=500, task="nightly@2030-01-01T02:00:00Z", lane="user-7",
     target="https://shop.example/orders", attempt=2, due_ms=1_800_000_000_000, began_ms=1_800_000_000_050,
     ended_ms=1_800_000_000_950, by="node-1", headers=(("content-type", "text/plain"),), body="sold out <today>\nsorry",
 )  # fmt: skip
@@ -271,6 +271,7 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
         "  began: 2027-01-15T08:00:00.050Z",
         "  took: 900 ms",
         "  task: nightly@2030-01-01T02:00:00Z",
+        "  lane: user-7",
         "  attempt: 2",
         "  target: https://shop.example/orders",
         "  by: node-1",

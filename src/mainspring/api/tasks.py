@@ -383,7 +383,12 @@ async def get_task(call: Call) -> Answer:
 
 
 async def _known(call: Call) -> TaskInfo:
-    return _seen(call, await call.client.get(call.params["id"], lane=await _lane(call)))
+    task_id = call.params["id"]
+
+    async def look(lane: str | None) -> str | None:
+        return (await call.client.get(task_id, lane=lane)).target
+
+    return _seen(call, await call.client.get(task_id, lane=await call.lane_seen(call.query.lane, "task", look)))
 
 
 async def _there(call: Call) -> TaskInfo:

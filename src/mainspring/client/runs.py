@@ -83,8 +83,8 @@ class RunOperations:
     ) -> RunsPage:
         """Return runs that match every filter, newest first; pass `page.next` as `cursor` for the next page.
 
-        - `schedule`, `target` (whole, or its beginning and `*`), `queue`, `worker` (or node), `id` of a task and its
-          `lane`.
+        - `schedule`, `target` (whole, or its beginning and `*`), `queue`, `worker` (or node).
+        - `id`: the tasks with this id, in whatever lane; `lane`: only the one in this lane, "" for none.
         - `outcome`: how they ended, "failed" for all failures. `ended_after` (included), `ended_before` (not included):
           aware datetimes, ISO 8601 text or epoch milliseconds.
         - `limit`: 1 to 1000.
@@ -92,7 +92,7 @@ class RunOperations:
         - `allowed`: targets, or their beginnings and `*`, of which one must fit.
 
         A page looks through a bounded part of the history: with filters it may be short, and still name a next one.
-        Raises InvalidInput, and Ambiguous if tasks of several lanes have the id and no lane is named.
+        Raises InvalidInput.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
@@ -114,6 +114,8 @@ class RunOperations:
         if not 0 <= where.from_ms < where.to_ms:
             raise InvalidInput("the range is empty: ended_before must be later than ended_after")
         if id is None:
+            if lane is not None:
+                raise InvalidInput("lane is that of a task: give its id too")
             return await history.list_runs(self.store, where, cursor, limit)
         return await history.runs_of_task(self.store, await resolve(self.store, id, lane), where, cursor, limit)
 

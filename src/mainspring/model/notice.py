@@ -54,6 +54,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
     """Failures in a row so far."""
     task: str = ""
     """The id of the task whose run decided it."""
+    lane: str | None = None
     target: str = ""
     attempt: int = 0
     due_ms: int = 0
@@ -297,6 +298,7 @@ def _notice(signal: Signal, episode: Episode, kind: NoticeKind) -> Notice:
     return Notice(
         *about,
         task=record.task_id,
+        lane=record.lane,
         target=shown_target(record.target),
         attempt=record.attempt,
         due_ms=record.due_ms,

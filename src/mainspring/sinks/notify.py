@@ -151,6 +151,7 @@ def facts_of(notice: Notice) -> list[tuple[str, str]]:
         ("began", moment(notice.began_ms) if notice.began_ms else None),
         ("took", f"{notice.ended_ms - notice.began_ms} ms" if notice.began_ms else None),
         ("task", notice.task),
+        ("lane", notice.lane),
         ("attempt", notice.attempt or None),
         ("target", notice.target),
         ("by", notice.by),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from ..model.errors import InvalidInput, StoreError
+from ..model.errors import Ambiguous, InvalidInput, StoreError
 from ..model.ids import idh_in_lane
 from ..model.job import Output
 from ..model.run import (
@@ -482,10 +482,14 @@ async def runs_of_task(
 async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> TaskInfo:
     """Return what the history knows about a task of which nothing else is left, after a short search.
 
-    A death is left to the dead letters: one that was replayed may have ended well without a record of that."""
-    page = await runs_of_task(store, reference, RunFilter(), None, 1, most_entries=_A_LOOK)
+    Raises Ambiguous if tasks of several lanes ended. A death is left to the dead letters: one that was replayed may
+    have ended well without a record of that."""
+    page = await runs_of_task(store, reference, RunFilter(), None, _A_LOOK, most_entries=_A_LOOK)
     if not page.runs:
         return info
+    lanes = {run.record.lane or "" for run in page.runs}
+    if len(lanes) > 1:
+        raise Ambiguous(info.id, sorted(lanes))
     record = page.runs[0].record
     state = _STATE_AFTER.get(record.end)
     if state is None:
@@ -498,7 +502,7 @@ async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> Ta
 
 
 _A_LOOK: Final = 256
-"""Entries that are looked through for a task that may be misspelt."""
+"""Entries that are looked through for a task that may be misspelt, and most of its runs that are."""
 
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
 

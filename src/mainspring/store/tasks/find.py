@@ -227,12 +227,13 @@ class Finder:
         return [(spot, raw) for spot, raw in zip(spots, raws, strict=True) if raw is not None]
 
     async def _lanes_of(self, found: IndexPlaces) -> list[str]:
-        """The lanes of tasks with one id. One under the hash of the id alone does not say its lane once it is gone."""
+        """The lanes of tasks with one id. One under the hash of the id alone does not say its lane once it is gone: the
+        empty lane leads to it."""
         lanes = {spot.lane for spot, _ in found if spot.lane is not None}
         alone = [spot for spot, _ in found if spot.lane is None]
         all_located = [await self.find(Reference(None, one.idh, one.partition, False, None)) for one in alone]
         bodies = [located.entry.body for located in all_located if located is not None]
-        return sorted(lanes | {body.lane or "" for body in bodies if body is not None})
+        return sorted(lanes | {"" if body is None else body.lane or "" for body in bodies})
 
     async def _index_packed(self, wanted: list[Wanted], lane: str | None) -> list[IndexPlaces]:
         """Return the places in which each id is known, in the named lane. Without one all lanes count; an id that is in
