@@ -129,8 +129,6 @@ class Chains:
         occurrence that advances no chain."""
         self.undecided: dict[bytes, Flight] = {}
         """Due occurrences that wait for a decision of the planner."""
-        self.ready: list[Flight] = []
-        """Due occurrences that the planner has decided to run."""
         self.known: dict[str, tuple[Definition, ChainState]] = {}
         self.runs: dict[bytes, Ongoing] = {}
         """Last runs of schedules, by the hashes of their ids."""
@@ -187,12 +185,6 @@ class Chains:
             plan.relink(state.with_run(ongoing.over))
             return True
         return plan.definition.overlap == "allow"
-
-    def take_ready(self) -> list[Flight]:
-        ready, self.ready = [flight for flight in self.ready if not flight.live.forgotten], []
-        for flight in ready:
-            flight.plan = self.plans.get(flight.row)
-        return ready
 
     def next_occurrences(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
         """Return the changes that the server makes in the step in which these begin."""
@@ -266,18 +258,12 @@ class Chains:
     def forget(self, live: LiveSlice) -> None:
         """Forget occurrences of a slice that is read again or belongs to another owner."""
         self.undecided = {row: flight for row, flight in self.undecided.items() if flight.live is not live}
-        self.ready = [flight for flight in self.ready if flight.live is not live]
 
     def tidy(self, now_ms: int) -> None:
         """Forget plans of occurrences that never came: cancelled, or owned by another node."""
         for row, plan in list(self.plans.items()):
             if row not in self.undecided and (plan is None or plan.link.planned_ms < now_ms - _FORGET_MS):
                 del self.plans[row]
-
-    def release(self, row: bytes) -> None:
-        flight = self.undecided.pop(row, None)
-        if flight is not None and not flight.live.forgotten:
-            self.ready.append(flight)
 
 
 Occurrence = tuple[str, int, int]
