@@ -135,12 +135,10 @@ class DueSelector:
 
     def waits_for_turn(self, flight: Flight) -> bool:
         """Let a task of a lane wait behind those before it; return False for a task of no lane."""
-        lane = flight.body.lane
-        if lane is None:
+        if flight.body.lane is None:
             return False
-        if not self._hold_policy.takes(lane, flight):
-            flight.live.held.add(flight.index)
-            self._lanes.offer(lane, flight)
+        flight.live.held.add(flight.index)
+        self._lanes.offer(flight.body.lane, flight)
         return True
 
     def take_back(self, groups: Iterable[FlightGroup]) -> None:
