@@ -180,7 +180,6 @@ class Partition:
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self._flow = flow
         self.lanes = Lanes()
         self.hold_policy = HoldPolicy(flow, self.lanes)
         self.chains = Chains()
@@ -206,7 +205,6 @@ class Partition:
         self.ack_cursor = 0
         """Cursor of the acks in this round."""
 
-        self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
         """A lane's task waits for slices that start by then and are not read to their end."""
@@ -718,10 +716,6 @@ class Partition:
             live.occurrences = []
         self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
-
-    def paces(self, key: str) -> bool:
-        """Return whether the rows that wait under this key leave gradually: then few are needed in memory."""
-        return self._flow.room(key) < inf
 
     def block(self, max_due_ms: int) -> None:
         """Block lanes until every slice of that second, and all earlier ones, are read to their end."""

@@ -246,7 +246,8 @@ class Planner:
     async def _settle(self, partition: Partition, ready: Sequence[Candidate]) -> None:
         """Decide about occurrences whose schedules have no run in progress; those that take long to decide come
         last."""
-        until, waiting = steady_s() + PLANNING_S, sorted(ready, key=lambda due: may_be_long(due[1].definition))
+        chains, until = partition.chains, steady_s() + PLANNING_S
+        waiting = sorted(ready, key=lambda due: may_be_long(due[1].definition))
         while waiting and self._may_decide(partition):
             now_ms = self._clock.now_ms()
             some = [(plan.definition, (flight, plan)) for flight, plan in waiting[:SETTLED_AT_ONCE]]
@@ -262,7 +263,7 @@ class Planner:
             waiting = waiting[len(found) :]
             await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
             if waiting and steady_s() >= until:
-                partition.chains.asks = True  # the rest comes after the other partitions
+                chains.asks = True  # the rest comes after the other partitions
                 return
 
     def _may_decide(self, partition: Partition) -> bool:
