@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from ..store.codec import HEADER_BYTES, TOMBSTONE, decode, decode_many, target_of_all, without_headers
+from ..store.codec import decode, decode_many, target_of_all, without_headers
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES
 from .flight import Flight, FlightGroup, grouped
@@ -69,7 +69,7 @@ class DueSelector:
                 continue
             if waiting > room and (groups or (whole and live.slice.end_ms <= now_ms)):
                 break  # a slice that leaves whole costs less than in two parts
-            most = room if live.pace is None else self.room_of(live, room)
+            most = self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else None
             if due is None or not due.rows:
                 continue
@@ -119,11 +119,7 @@ class DueSelector:
         for index in indexes:
             row = live.queue.rows[index] or b""
             try:
-                if (
-                    len(row) < HEADER_BYTES
-                    or row[4] & TOMBSTONE
-                    or int.from_bytes(row[:4], "big") >= live.slice.width_ms
-                ):
+                if index in live.row_filter.damaged:
                     raise msgspec.DecodeError("the header is damaged")
                 body = decode(row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:

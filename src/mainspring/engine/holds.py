@@ -268,7 +268,7 @@ class HoldPolicy:
             self._aside.setdefault(key, deque()).append(flight)
             self.aside += 1
         elif own.open and self._hold_of(key, now_ms).open:
-            flight.live.put_back([flight.key])
+            flight.live.step_back([(flight.key, flight.row)])
         # Otherwise its row was released when its hold closed, and stays in the hold slice.
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:

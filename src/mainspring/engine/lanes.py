@@ -241,12 +241,6 @@ class Lanes:
         some, self._to_ask = self._to_ask[:most], self._to_ask[most:]
         return [(lane, lane.waits_for) for lane in some if lane.waits_for is not None]
 
-    def ask_first(self, prefix: bytes) -> None:
-        """Ask first about lanes whose retry may be an entry that was cancelled before it was read. Only the beginning
-        of its id is left, which ids made together share: the index knows."""
-        meant = [lane for lane in self._kept if (lane.waits_for or b"").startswith(prefix)]
-        self._to_ask = [*meant, *(lane for lane in self._to_ask if lane not in meant)]
-
     # -- held lanes --------------------------------------------------------------------------------------
 
     def hold_up(self, lane: Lane, key: str) -> None:

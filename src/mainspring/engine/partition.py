@@ -708,9 +708,6 @@ class Partition:
         for index in live.row_filter.repeats:
             self._outcomes.append(Settled(live, index, fired=False, repeats=True))
         live.row_filter.repeats = []
-        for prefix in live.row_filter.tombstones:
-            self.lanes.ask_first(prefix)
-        live.row_filter.tombstones = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []
