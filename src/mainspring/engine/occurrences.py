@@ -2,7 +2,6 @@
 
 Nothing here does I/O. The planner fetches missing data and decides cases that memory cannot."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -136,10 +135,9 @@ class Chains:
         """Runs whose end the server does not know yet."""
         self.asks = False
         """There is work for the planner."""
-        self.not_run: Counter[str] = Counter()
-        """Planned times that did not run, by reason; the planner adds them up."""
         self.passed: list[tuple[Definition, NotRun]] = []
-        """Planned times that did not run, for the history."""
+        """Planned times that did not run (missed, overlapping, in a pause that is over, beyond the buffer, cancelled),
+        until the partition takes them."""
 
     def read(self, rows: Iterable[bytes]) -> None:
         """Request plans for occurrences that come near, before they are due."""
@@ -214,9 +212,7 @@ class Chains:
             else:
                 self.known.pop(definition.name, None)
         self.passed += ((definition, slot) for slot in link.state.not_run_since(old.state))
-        if ran or plan.skips:
-            self._count(old.state, link.state)
-        else:
+        if not (ran or plan.skips):
             link = self._cancelled(definition, old, link)
         last = old.state.last
         before = self.runs.pop(last, None) if last else None
@@ -235,15 +231,8 @@ class Chains:
             self.known[definition.name] = (definition, link)
         self.ended[definition.name] = Ongoing(definition.name, old.planned_ms, 0, link)
         self.asks = True
-        self._count(old.state, state)
         self.passed += ((definition, slot) for slot in state.not_run_since(old.state))
         return link
-
-    def _count(self, before: ChainMemory, after: ChainMemory) -> None:
-        """Count the times that did not run: missed, overlapping, in a pause that is over, or beyond the buffer."""
-        if after.not_run is not before.not_run:
-            self.not_run.update(after.not_run)
-            self.not_run.subtract(before.not_run)
 
     # -- ends ------------------------------------------------------------------------------------------
 

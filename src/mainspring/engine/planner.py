@@ -130,7 +130,7 @@ class Planner:
         self.decisions = 0
         """Plans made and decisions taken: if it grows, something may begin."""
         self.not_run: Counter[str] = Counter()
-        """Planned times that were skipped or missed since the start, by reason."""
+        """Planned times whose occurrences were missing from the server, by reason."""
 
     async def step(self) -> float:
         failure: StoreError | None = None
@@ -157,9 +157,6 @@ class Planner:
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
-        if chains.not_run:
-            self.not_run.update(chains.not_run)
-            chains.not_run.clear()
         news = chains.ended and steady_s() >= self._note_at
         if not (chains.asks or chains.wanted or chains.undecided or news):
             await self._check_in_time(partition)
