@@ -338,7 +338,7 @@ async def test_runs_in_a_pause_that_ended_by_itself_are_counted_once(ticker: Tic
         resumed = await client.schedules.resume(name)  # too late to mean anything
         assert (resumed.runs, resumed.not_run, resumed.next_ms[0]) == (runs, not_run, at(70)[0])
     assert len(await ticker.advance(seconds=10)) == 2
-    assert ticker.engine.planner.not_run == {"paused": 2, "missed": 1}
+    assert ticker.engine.deliveries.meters.skipped == {"paused": 2, "missed": 1}
 
 
 async def test_a_pause_that_ends_by_itself_follows_the_misfire_rule_as_well(ticker: Ticker, client: Client) -> None:

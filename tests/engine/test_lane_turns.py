@@ -11,6 +11,7 @@ from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice
+from mainspring.store.owner.fire import WriteStatus
 from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
@@ -125,14 +126,13 @@ def test_a_new_owner_of_a_held_lane_waits_too(lanes: Lanes) -> None:
     assert lanes.leaving() == [retry]
 
 
-def test_a_lane_whose_retry_may_be_cancelled_is_the_first_that_is_asked_for(lanes: Lanes) -> None:
+def test_every_failed_head_is_asked_for_before_one_is_asked_for_again(lanes: Lanes) -> None:
     for lane in ("k", "l", "m"):
-        lanes.wait(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
-    offer(lanes, flight(5))
-    lanes.ask_first(b"head")
-    assert lanes.leaving() == [], "ids that were made together begin alike"
-    assert [lane.name for lane, _ in lanes.heads_to_ask(1)] == ["l"]
-    assert {lane.name for lane, _ in lanes.heads_to_ask(3)} == {"k", "l", "m"}, "and then all of them"
+        lanes.wait(lane, lane.encode() * 16)
+    asked = [*lanes.heads_to_ask(2), *lanes.heads_to_ask(2)]
+    assert {lane.name for lane, _ in asked} == {"k", "l", "m"}
+    assert len(asked) == 3
+    assert len(lanes.heads_to_ask(3)) == 3, "and then all of them again"
 
 
 def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
@@ -178,35 +178,60 @@ def test_tasks_of_a_forgotten_slice_are_skipped(lanes: Lanes) -> None:
 # -- taken before its time, let go, read anew ----------------------------------------------------------------
 
 
-def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
-    """This node's clock had run ahead: the server would refuse it, and all that is due with it."""
-    early = flight(500)
-    offer(lanes, early)
-    assert lanes.leaving(now_ms=499) == []
-    assert lanes.early == {lanes.of("l"): 500}
-    lanes.wake_due(499)
-    assert lanes.leaving(now_ms=499) == []
-    lanes.wake_due(500)
-    assert lanes.leaving(now_ms=500) == [early]
-    assert lanes.early == {}
+@pytest.fixture
+def live(partition: Partition) -> LiveSlice:
+    """A slice in which nothing waits yet."""
+    live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
+    live.load_bitmaps(b"", b"")
+    partition.add(live)
+    return live
 
 
-def test_an_earlier_one_that_comes_while_it_waits_goes_first(lanes: Lanes) -> None:
-    second = flight(500)
-    offer(lanes, second)
-    assert lanes.leaving(now_ms=100) == []
-    first = flight(400)
-    offer(lanes, first)
-    assert lanes.leaving(now_ms=600) == [first]
+@pytest.fixture
+def partition() -> Partition:
+    return Partition(KEYS, b"1.a", 1e9, open_flow())
 
 
-def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
-    head = flight(500, attempt=2)
-    lanes.wait("l", head.idh)
-    offer(lanes, head, flight(400))
-    assert lanes.leaving(now_ms=450) == []
-    lanes.wake_due(500)
-    assert lanes.leaving(now_ms=500) == [head]
+def row_of_lane(due_ms: int, idh: bytes, *, attempt: int = 1) -> bytes:
+    body = Body("log:", b"1", None, "l", attempt=attempt, original_due_ms=None if attempt == 1 else 1)
+    return entry(due_ms, LANE, idh, body)
+
+
+def begun_at(partition: Partition, now_ms: int, *, status: WriteStatus = "ok") -> list[bytes]:
+    """Begin what is due; return the ids of the tasks that left, by the server's answer."""
+    begun = partition.begin(now_ms, 100, commit=False)
+    if begun is None:
+        return []
+    partition.answered(begun, status, [b""] * len(begun.section.touches))
+    return [one.idh for one in begun.flights]
+
+
+def test_one_that_was_taken_before_its_time_waits_for_it(partition: Partition, live: LiveSlice) -> None:
+    """This node's clock had run ahead: the server refuses it, and all that is due with it."""
+    live.absorb([row_of_lane(500, b"first".ljust(16)), row_of_lane(505, b"later".ljust(16))])
+    assert begun_at(partition, 600, status="early") == [b"first".ljust(16)]
+    assert begun_at(partition, 400) == []
+    assert (partition.soonest_ms, partition.behind) == (500, 0)
+    assert begun_at(partition, 499) == []
+    assert begun_at(partition, 600) == [b"first".ljust(16)]
+    assert begun_at(partition, 600) == [], "the lane is under way"
+
+
+def test_an_earlier_one_that_comes_while_it_waits_goes_first(partition: Partition, live: LiveSlice) -> None:
+    live.absorb([row_of_lane(500, b"second".ljust(16))])
+    assert begun_at(partition, 600, status="early") == [b"second".ljust(16)]
+    assert begun_at(partition, 100) == []
+    live.absorb([row_of_lane(400, b"first".ljust(16))])
+    assert begun_at(partition, 600) == [b"first".ljust(16)]
+
+
+def test_a_retry_that_was_taken_before_its_time_waits_for_it(partition: Partition, live: LiveSlice) -> None:
+    partition.lanes.wait("l", b"head".ljust(16))
+    live.absorb([row_of_lane(500, b"head".ljust(16), attempt=2), row_of_lane(400, b"other".ljust(16))])
+    assert begun_at(partition, 600, status="early") == [b"head".ljust(16)]
+    assert begun_at(partition, 450) == []
+    assert (partition.soonest_ms, partition.behind) == (500, 1)
+    assert begun_at(partition, 500) == [b"head".ljust(16)]
 
 
 def test_a_head_whose_slice_is_read_again_leaves_again(lanes: Lanes) -> None:
@@ -252,7 +277,6 @@ def test_a_head_that_did_not_leave_and_whose_row_was_released_does_not_block_its
     begun = partition.begin(10, 100, commit=False)
     assert begun is not None
     live.let_rows_go()
-    live.passes += 1
     partition.answered(begun, "early")
     live.absorb([row])  # read again
     again = partition.begin(10, 100, commit=False)

@@ -127,10 +127,10 @@ async def test_tasks_of_an_hour_slice_step_back_although_its_next_window_is_read
     ticker.clock.set(start_ms + 299_000)
     await one_tick(ticker)
     hours = [live for one in ticker.engine.owned.values() for live in one.lives if not live.slice.is_hold]
-    passes = [live.passes for live in hours]
+    windows = [live.low for live in hours]
     while await ticker.engine.lookahead.step() == 0.0:
         pass
-    assert all(live.passes > before for live, before in zip(hours, passes, strict=True)), "no window was opened"
+    assert all(live.low > before for live, before in zip(hours, windows, strict=True)), "no window was opened"
     await ticker.client.resume(target="kafka:held")
     await ticker.turn()
     assert Counter(one.target for one in ticker.deliveries) == {"kafka:held": 300}

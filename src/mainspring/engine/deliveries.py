@@ -317,11 +317,12 @@ class Deliveries:
         self._loops.fire.wake()
 
     def note(self, partition: Partition) -> None:
-        """Bury entries that a begin could not read, and note planned times that did not run."""
+        """Bury entries that a begin could not read, and count and record planned times that did not run."""
         damaged, passed = partition.take_notes()
         for one in damaged:
             partition.settle(self._outcomes.bury_damaged(one))
         for definition, slot in passed:
+            self.meters.skipped[slot.reason] += slot.count
             if runs := self._outcomes.passed(definition, slot):
                 partition.settle(Settled(runs=runs))
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from ..store.codec import HEADER_BYTES, SCHEDULED, TOMBSTONE, decode, decode_many, target_of_all, without_headers
+from ..store.codec import decode, decode_many, target_of_all, without_headers
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES
 from .flight import Flight, FlightGroup, grouped
@@ -69,7 +69,7 @@ class DueSelector:
                 continue
             if waiting > room and (groups or (whole and live.slice.end_ms <= now_ms)):
                 break  # a slice that leaves whole costs less than in two parts
-            most = room if live.pace is None else self.room_of(live, room)
+            most = self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else None
             if due is None or not due.rows:
                 continue
@@ -77,14 +77,11 @@ class DueSelector:
             if (group := self._group(live, due, now_ms)) is not None:
                 groups.append(group)
                 latest_ms = max(latest_ms, live.from_ms + due.latest)
-        if self._lanes.early:
-            self._lanes.wake_due(now_ms)
         # With no room left, no task leaves, lanes included: a task that is not delivered must not be marked as fired.
-        if (self._chains.ready or self._lanes.woken) and (room > 0 or groups):
-            apart = self._occurrences(now_ms)
+        if self._lanes.woken and (room > 0 or groups):
             may = self._hold_policy.may_leave if self._flow.closed else None
             barrier_ms = _barrier_ms(slices.values())
-            apart += self._lanes.leaving(barrier_ms, now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
+            apart = self._lanes.leaving(barrier_ms, now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
             latest_ms = max([latest_ms, *(flight.place_ms for flight in apart)])
             groups += grouped(apart)
         return groups, latest_ms
@@ -122,11 +119,7 @@ class DueSelector:
         for index in indexes:
             row = live.queue.rows[index] or b""
             try:
-                if (
-                    len(row) < HEADER_BYTES
-                    or row[4] & TOMBSTONE
-                    or int.from_bytes(row[:4], "big") >= live.slice.width_ms
-                ):
+                if index in live.row_filter.damaged:
                     raise msgspec.DecodeError("the header is damaged")
                 body = decode(row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -138,22 +131,11 @@ class DueSelector:
 
     def waits_for_turn(self, flight: Flight) -> bool:
         """Let a task of a lane wait behind those before it; return False for a task of no lane."""
-        lane = flight.body.lane
-        if lane is None:
+        if flight.body.lane is None:
             return False
-        if not self._hold_policy.takes(lane, flight):
-            flight.live.held.add(flight.index)
-            self._lanes.offer(lane, flight)
+        flight.live.held.add(flight.index)
+        self._lanes.offer(flight.body.lane, flight)
         return True
-
-    def _occurrences(self, now_ms: int) -> list[Flight]:
-        """Return occurrences of schedules that had to wait for the planner, or that could not begin last time."""
-        leaving = []
-        for flight in self._chains.take_ready():
-            flight.live.held.discard(flight.index)
-            if not self.waits_for_turn(flight):
-                leaving.append(flight)
-        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._flow.closed else leaving
 
     def take_back(self, groups: Iterable[FlightGroup]) -> None:
         """Make all tasks of a refused call wait again."""
@@ -161,21 +143,14 @@ class DueSelector:
             live = group.live
             live.unmark_fired(group.indexes)
             plain = group.flights
-            if live.has_lanes or live.has_schedules:
-                plain = [flight for flight in plain if not self._is_apart(flight)]
+            if live.has_lanes:
+                plain = [flight for flight in plain if flight.body.lane is None]
+                for flight in group.flights:
+                    if flight.body.lane is not None:
+                        # In its lane: rows of earlier tasks may be left in their slices while later ones leave.
+                        flight.live.held.add(flight.index)
+                        self._lanes.take_back(flight.body.lane, flight)
             live.step_back((flight.key, flight.row) for flight in plain)
-
-    def _is_apart(self, flight: Flight) -> bool:
-        """Return a task of a lane or schedule to where it waited: its row does not come out of the slice again."""
-        if flight.body.lane is not None:
-            flight.live.held.add(flight.index)
-            self._lanes.take_back(flight.body.lane, flight)
-        elif flight.row[4] & SCHEDULED:
-            flight.live.held.add(flight.index)
-            self._chains.ready.append(flight)
-        else:
-            return False
-        return True
 
 
 def _barrier_ms(lives: Iterable[LiveSlice]) -> float:

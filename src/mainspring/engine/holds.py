@@ -268,7 +268,7 @@ class HoldPolicy:
             self._aside.setdefault(key, deque()).append(flight)
             self.aside += 1
         elif own.open and self._hold_of(key, now_ms).open:
-            flight.live.put_back([flight.key])
+            flight.live.step_back([(flight.key, flight.row)])
         # Otherwise its row was released when its hold closed, and stays in the hold slice.
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:
@@ -356,19 +356,6 @@ class HoldPolicy:
         return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
 
     # -- lanes -----------------------------------------------------------------------------------------------
-
-    def takes(self, name: str, flight: Flight) -> bool:
-        """Move a task straight into the hold slice of its stalled lane, if there is one; return True if so."""
-        lane = self.lanes.get(name)
-        hold = None if lane is None else lane.hold
-        if lane is None or hold is None or hold.open or hold.closing or hold.live is flight.live or not lane.is_closed:
-            return False
-        is_head = flight.is_retry_of(lane.waits_for)
-        if (is_head and lane.gate is None) or flight.live.to_redo(flight.index):
-            return False
-        hold.has_head = hold.has_head or is_head
-        self.move(flight, hold)
-        return True
 
     def may_leave(self, lane: Lane, flight: Flight, now_ms: float) -> bool:
         """Return True if the next task of a lane may leave. If it has to wait, the whole lane waits."""

@@ -83,8 +83,6 @@ class Lanes:
         """Lanes that gained a waiting task although none can leave soon."""
         self._barred: set[Lane] = set()
         """Lanes whose next task lies beyond the barrier."""
-        self.early: dict[Lane, int] = {}
-        """Lanes whose next task was taken too early (this node's clock was ahead), and when it is due."""
         self._to_ask: list[Lane] = []
         self.behind = 0
         """Number of tasks that wait in memory, in all lanes."""
@@ -154,18 +152,14 @@ class Lanes:
             self._take(lane, behind[0])
         if lane.gate is not None or lane.out is not None:
             return None
-        if lane.head is not None:
-            retries = (one for one in behind if one[3].is_retry_of(lane.head) and not one[3].live.forgotten)
-            item = next(retries, None)
-        else:
-            item = behind[0] if behind else None
-            if item is None and lane.hold is None and self._lanes.get(lane.name) is lane:
-                del self._lanes[lane.name]  # there may be any number of lanes, and most are used once
+        while (item := _first(lane)) is not None and item[0] > now_ms:
+            # It was taken too early: this node's clock was ahead. The server would refuse all due tasks sent with it,
+            # so it waits in its slice again.
+            self._take(lane, item)
+            item[3].live.step_back([(item[3].key, item[3].row)])
         if item is None:
-            return None
-        if item[0] > now_ms:
-            # One task that is not due would make the server refuse all due tasks sent with it.
-            self.early[lane] = item[0]
+            if not behind and lane.head is None and lane.hold is None and self._lanes.get(lane.name) is lane:
+                del self._lanes[lane.name]  # there may be any number of lanes, and most are used once
             return None
         if lane.head is None and item[0] >= min(barrier_ms, lane.barrier_ms):
             self._barred.add(lane)
@@ -184,12 +178,6 @@ class Lanes:
         """Wake lanes that waited at the barrier: rows were read, and it may have moved."""
         self.woken |= self._barred
         self._barred = set()
-
-    def wake_due(self, now_ms: int) -> None:
-        """Wake lanes whose next task was taken too early and is due now."""
-        for lane in [lane for lane, at_ms in self.early.items() if at_ms <= now_ms]:
-            del self.early[lane]
-            self.woken.add(lane)
 
     # -- heads -------------------------------------------------------------------------------------------
 
@@ -253,12 +241,6 @@ class Lanes:
         some, self._to_ask = self._to_ask[:most], self._to_ask[most:]
         return [(lane, lane.waits_for) for lane in some if lane.waits_for is not None]
 
-    def ask_first(self, prefix: bytes) -> None:
-        """Ask first about lanes whose retry may be an entry that was cancelled before it was read. Only the beginning
-        of its id is left, which ids made together share: the index knows."""
-        meant = [lane for lane in self._kept if (lane.waits_for or b"").startswith(prefix)]
-        self._to_ask = [*meant, *(lane for lane in self._to_ask if lane not in meant)]
-
     # -- held lanes --------------------------------------------------------------------------------------
 
     def hold_up(self, lane: Lane, key: str) -> None:
@@ -301,3 +283,11 @@ class Lanes:
         self.behind -= len(lane.behind) - len(stay)
         lane.behind = stay  # a sorted list is a heap
         return moved
+
+
+def _first(lane: Lane) -> _Waiting | None:
+    """Return the task of a lane that leaves next: the retry that it waits for, or the earliest."""
+    if lane.head is None:
+        return lane.behind[0] if lane.behind else None
+    retries = (one for one in lane.behind if one[3].is_retry_of(lane.head) and not one[3].live.forgotten)
+    return next(retries, None)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from ..model.clock import TimeSlice
@@ -289,8 +290,8 @@ class LookAhead:
                 failure = count
             elif count < self.accepted.get(partition.number, 0):
                 self._rolled_back(partition, count)
-            elif count != partition.accepted_seen:
-                partition.accepted_seen = self.accepted[partition.number] = count
+            elif count != self.accepted.get(partition.number):
+                self.accepted[partition.number] = count
                 partition.needs_listing = changed = True
         if self.held < self.limit // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
@@ -392,7 +393,7 @@ class LookAhead:
                 paced |= self._has_enough_of(live, partition, now_ms)
                 if not live.unread:
                     continue
-                if live.pace is not None and partition.paces(live.pace):
+                if live.pace is not None and self._flow.room(live.pace) < inf:
                     if waiting[live.pace] >= PACED_ROWS and partition.blocked_ms < live.slice.start_ms:
                         paced = True
                         continue
@@ -427,7 +428,7 @@ class LookAhead:
                 break
             rows = self._rows_of(live, len(wanted))
             count = min(rows, room)
-            if live.pace is not None and self._owned[live.partition].paces(live.pace):
+            if live.pace is not None and self._flow.room(live.pace) < inf:
                 count = min(count, PACED_ROWS)
             # A lane's task waits until everything that started before it is read, so such slices are read to their end
             # even if there is no room. Rows that do not fit are dropped again.

@@ -2,7 +2,6 @@
 
 Nothing here does I/O. The planner fetches missing data and decides cases that memory cannot."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -129,8 +128,6 @@ class Chains:
         occurrence that advances no chain."""
         self.undecided: dict[bytes, Flight] = {}
         """Due occurrences that wait for a decision of the planner."""
-        self.ready: list[Flight] = []
-        """Due occurrences that the planner has decided to run."""
         self.known: dict[str, tuple[Definition, ChainState]] = {}
         self.runs: dict[bytes, Ongoing] = {}
         """Last runs of schedules, by the hashes of their ids."""
@@ -138,10 +135,9 @@ class Chains:
         """Runs whose end the server does not know yet."""
         self.asks = False
         """There is work for the planner."""
-        self.not_run: Counter[str] = Counter()
-        """Planned times that did not run, by reason; the planner adds them up."""
         self.passed: list[tuple[Definition, NotRun]] = []
-        """Planned times that did not run, for the history."""
+        """Planned times that did not run (missed, overlapping, in a pause that is over, beyond the buffer, cancelled),
+        until the partition takes them."""
 
     def read(self, rows: Iterable[bytes]) -> None:
         """Request plans for occurrences that come near, before they are due."""
@@ -188,12 +184,6 @@ class Chains:
             return True
         return plan.definition.overlap == "allow"
 
-    def take_ready(self) -> list[Flight]:
-        ready, self.ready = [flight for flight in self.ready if not flight.live.forgotten], []
-        for flight in ready:
-            flight.plan = self.plans.get(flight.row)
-        return ready
-
     def next_occurrences(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
         """Return the changes that the server makes in the step in which these begin."""
         planned = ((flight, flight.plan) for flight in flights)
@@ -222,9 +212,7 @@ class Chains:
             else:
                 self.known.pop(definition.name, None)
         self.passed += ((definition, slot) for slot in link.state.not_run_since(old.state))
-        if ran or plan.skips:
-            self._count(old.state, link.state)
-        else:
+        if not (ran or plan.skips):
             link = self._cancelled(definition, old, link)
         last = old.state.last
         before = self.runs.pop(last, None) if last else None
@@ -243,15 +231,8 @@ class Chains:
             self.known[definition.name] = (definition, link)
         self.ended[definition.name] = Ongoing(definition.name, old.planned_ms, 0, link)
         self.asks = True
-        self._count(old.state, state)
         self.passed += ((definition, slot) for slot in state.not_run_since(old.state))
         return link
-
-    def _count(self, before: ChainMemory, after: ChainMemory) -> None:
-        """Count the times that did not run: missed, overlapping, in a pause that is over, or beyond the buffer."""
-        if after.not_run is not before.not_run:
-            self.not_run.update(after.not_run)
-            self.not_run.subtract(before.not_run)
 
     # -- ends ------------------------------------------------------------------------------------------
 
@@ -266,18 +247,12 @@ class Chains:
     def forget(self, live: LiveSlice) -> None:
         """Forget occurrences of a slice that is read again or belongs to another owner."""
         self.undecided = {row: flight for row, flight in self.undecided.items() if flight.live is not live}
-        self.ready = [flight for flight in self.ready if flight.live is not live]
 
     def tidy(self, now_ms: int) -> None:
         """Forget plans of occurrences that never came: cancelled, or owned by another node."""
         for row, plan in list(self.plans.items()):
             if row not in self.undecided and (plan is None or plan.link.planned_ms < now_ms - _FORGET_MS):
                 del self.plans[row]
-
-    def release(self, row: bytes) -> None:
-        flight = self.undecided.pop(row, None)
-        if flight is not None and not flight.live.forgotten:
-            self.ready.append(flight)
 
 
 Occurrence = tuple[str, int, int]

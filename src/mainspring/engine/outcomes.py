@@ -73,7 +73,7 @@ class Meters:
         self.dead: Counter[str] = Counter()
         self.expired: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
-        """Tasks that were no longer wanted and not delivered, by reason."""
+        """Tasks that were no longer wanted and planned times that did not run, by reason."""
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Seconds from due to begin."""
         self.delivery: defaultdict[str, Histogram] = defaultdict(Histogram)

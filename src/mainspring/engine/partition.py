@@ -180,7 +180,6 @@ class Partition:
         """Slices in order of start."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self._flow = flow
         self.lanes = Lanes()
         self.hold_policy = HoldPolicy(flow, self.lanes)
         self.chains = Chains()
@@ -206,7 +205,6 @@ class Partition:
         self.ack_cursor = 0
         """Cursor of the acks in this round."""
 
-        self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
         """A lane's task waits for slices that start by then and are not read to their end."""
@@ -241,8 +239,8 @@ class Partition:
 
     @property
     def has_ready(self) -> bool:
-        """True if a lane's next task, or a planned run that had to wait, may be able to begin."""
-        return bool(self.lanes.woken or self.chains.ready)
+        """True if the next task of a lane may be able to begin."""
+        return bool(self.lanes.woken)
 
     @property
     def lives(self) -> Collection[LiveSlice]:
@@ -686,6 +684,12 @@ class Partition:
         if len(lives) > 1 or (last is not None and lives and last.from_ms > lives[0].from_ms):
             self._slices = dict(sorted(self._slices.items(), key=_by_start))
 
+    def release(self, occurrence: Flight) -> None:
+        """Let an occurrence of a schedule become due again: the planner has decided about it."""
+        if self.chains.undecided.pop(occurrence.row, None) is not None and not occurrence.live.forgotten:
+            occurrence.live.step_back([(occurrence.key, occurrence.row)])
+            self.soonest_ms = min(self.soonest_ms, occurrence.place_ms)
+
     def survey(self) -> None:
         """Find out when the next task is due; called after every change of what waits."""
         soonest = inf
@@ -695,7 +699,7 @@ class Partition:
             queue = live.queue  # read directly: this runs in every tick, over all slices
             if queue and not live.blocks_its_lane and (live.pace is None or self._due_selector.room_of(live, 1)):
                 soonest = min(soonest, live.from_ms + queue.first_offset)
-        self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
+        self.soonest_ms = soonest
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Handle rows just read: record those that need no delivery, and when the next is due."""
@@ -704,18 +708,11 @@ class Partition:
         for index in live.row_filter.repeats:
             self._outcomes.append(Settled(live, index, fired=False, repeats=True))
         live.row_filter.repeats = []
-        for prefix in live.row_filter.tombstones:
-            self.lanes.ask_first(prefix)
-        live.row_filter.tombstones = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []
         self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
-
-    def paces(self, key: str) -> bool:
-        """Return whether the rows that wait under this key leave gradually: then few are needed in memory."""
-        return self._flow.room(key) < inf
 
     def block(self, max_due_ms: int) -> None:
         """Block lanes until every slice of that second, and all earlier ones, are read to their end."""

@@ -130,7 +130,7 @@ class Planner:
         self.decisions = 0
         """Plans made and decisions taken: if it grows, something may begin."""
         self.not_run: Counter[str] = Counter()
-        """Planned times that were skipped or missed since the start, by reason."""
+        """Planned times whose occurrences were missing from the server, by reason."""
 
     async def step(self) -> float:
         failure: StoreError | None = None
@@ -157,9 +157,6 @@ class Planner:
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
-        if chains.not_run:
-            self.not_run.update(chains.not_run)
-            chains.not_run.clear()
         news = chains.ended and steady_s() >= self._note_at
         if not (chains.asks or chains.wanted or chains.undecided or news):
             await self._check_in_time(partition)
@@ -168,14 +165,14 @@ class Planner:
         try:
             more = await self._plan(partition.number, chains)
             if chains.undecided:
-                await self._decide(partition.number, chains)
+                await self._decide(partition)
             if chains.ended and steady_s() >= self._note_at:
                 more = await self._note_ends(partition.number, chains) or more
         except StoreError:
             chains.asks = True
             raise
         await self._check_in_time(partition)
-        if chains.ready:
+        if partition.may_begin_now(self._clock.now_ms()):
             self._loops.fire.wake()
         return 0.0 if more or chains.asks else LOOK_AGAIN_S if chains.undecided else IDLE_S
 
@@ -223,8 +220,9 @@ class Planner:
 
     # -- decisions -------------------------------------------------------------------------------------
 
-    async def _decide(self, number: int, chains: Chains) -> None:
+    async def _decide(self, partition: Partition) -> None:
         """Decide about waiting occurrences: run, skip, or wait on."""
+        chains = partition.chains
         ready: list[Candidate] = []
         doubts: list[Candidate] = []
         for row, flight in list(chains.undecided.items()):
@@ -234,43 +232,44 @@ class Planner:
             elif plan is not None and not plan.settled:
                 (ready if chains.is_free(plan) else doubts).append((flight, plan))
             elif row in chains.plans:
-                chains.release(row)
+                self._release(partition, flight)
             else:
                 chains.wanted[row] = None
                 chains.asks = True
         if doubts:
-            ready += await self._ask_for_ends(number, chains, doubts)
-        await self._settle(number, chains, ready)
+            ready += await self._ask_for_ends(partition, doubts)
+        await self._settle(partition, ready)
 
-    async def _settle(self, number: int, chains: Chains, ready: Sequence[Candidate]) -> None:
+    async def _settle(self, partition: Partition, ready: Sequence[Candidate]) -> None:
         """Decide about occurrences whose schedules have no run in progress; those that take long to decide come
         last."""
-        until, waiting = steady_s() + PLANNING_S, sorted(ready, key=lambda due: may_be_long(due[1].definition))
-        while waiting and self._holds_lease(number):
+        chains, until = partition.chains, steady_s() + PLANNING_S
+        waiting = sorted(ready, key=lambda due: may_be_long(due[1].definition))
+        while waiting and self._may_decide(partition):
             now_ms = self._clock.now_ms()
             some = [(plan.definition, (flight, plan)) for flight, plan in waiting[:SETTLED_AT_ONCE]]
             found = await _found(some, partial(_way_on, now_ms=now_ms))
-            if not self._holds_lease(number):
+            if not self._may_decide(partition):
                 return
             for (flight, plan), instead in found:
                 if instead is None:
                     plan.settled = True
                 else:
                     self._miss(flight, plan, instead)
-                self._release(chains, flight)
+                self._release(partition, flight)
             waiting = waiting[len(found) :]
             await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
             if waiting and steady_s() >= until:
                 chains.asks = True  # the rest comes after the other partitions
                 return
 
-    def _holds_lease(self, number: int) -> bool:
+    def _may_decide(self, partition: Partition) -> bool:
         """Return False after a clock jump, which looks like an hour of missed runs: the next owner decides."""
-        partition = self._owned.get(number)
-        return partition is not None and partition.holds_lease
+        return self._owned.get(partition.number) is partition and partition.holds_lease
 
-    async def _ask_for_ends(self, number: int, chains: Chains, doubts: Sequence[Candidate]) -> list[Candidate]:
+    async def _ask_for_ends(self, partition: Partition, doubts: Sequence[Candidate]) -> list[Candidate]:
         """Ask the server whether the previous runs are over; return the occurrences for which they are."""
+        number, chains = partition.number, partition.chains
         free: list[Candidate] = []
         behind: list[tuple[Definition, Candidate]] = []
         links = [plan.link for _, plan in doubts]
@@ -295,7 +294,7 @@ class Planner:
             log.info("schedule %s: %s is skipped, the run before it is not over", plan.definition.name, flight.id,
                      extra={"task": flight.id, "schedule": plan.definition.name})  # fmt: skip
             plan.skip(next_ms, state)
-            self._release(chains, flight)
+            self._release(partition, flight)
         chains.asks = chains.asks or len(found) < len(behind)
         return free
 
@@ -312,9 +311,9 @@ class Planner:
                             extra=extra)  # fmt: skip
         plan.skip(*instead)
 
-    def _release(self, chains: Chains, flight: Flight) -> None:
+    def _release(self, partition: Partition, flight: Flight) -> None:
         self.decisions += 1
-        chains.release(flight.row)
+        partition.release(flight)
 
     # -- ends ------------------------------------------------------------------------------------------
 

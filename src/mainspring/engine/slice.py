@@ -7,7 +7,6 @@ from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
 from ..store.codec import (
-    FORWARD,
     HEADER_BYTES,
     INDEXED,
     LANE,
@@ -22,7 +21,6 @@ from ..store.keys import HOUR_MS, PartitionKeys, Slice
 from ..store.owner.fire import WHOLE, Touch
 
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
-_END: Final = 1 << 63
 _SMALL_BYTES: Final = 1024
 """Bitmaps up to this size are written whole, many of them in one command."""
 
@@ -37,7 +35,7 @@ class Bitmaps:
         self.done = bytearray()
         self.redo = bytearray()
         """Rows fired by a former owner and not done: to be delivered again."""
-        self.dirty_low, self.dirty_high = _END, -1
+        self.dirty_low, self.dirty_high = END, -1
         """Range of the rows settled since the last commit."""
 
     def load(self, fired: bytes, done: bytes) -> None:
@@ -120,7 +118,7 @@ class Bitmaps:
         if self.dirty_high < 0:
             return 0, b""
         low, high = self.dirty_low >> 3, self.dirty_high >> 3
-        self.dirty_low, self.dirty_high = _END, -1
+        self.dirty_low, self.dirty_high = END, -1
         return (WHOLE, bytes(self.done)) if len(self.done) <= _SMALL_BYTES else (low, bytes(self.done[low : high + 1]))
 
     def untake_dirty(self, d_at: int, d: bytes) -> None:
@@ -298,7 +296,7 @@ def _indexes(keys: list[int]) -> list[int]:
 class RowFilter:
     """Filters rows that were read: some have left already, or are cancelled, repeated, or damaged."""
 
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs", "tombstones")
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs")
 
     def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
         self._width_ms = width_ms
@@ -308,10 +306,8 @@ class RowFilter:
         """True if some put was sent twice: all copies of one task count as one."""
         self.repeats: list[int] = []
         """Rows that repeat a put, until the partition takes them: they are counted together with their done bits."""
-        self.damaged = False
-        """True if some row has an impossible header: decode each row separately."""
-        self.tombstones: list[bytes] = []
-        """First bytes of the id hashes of cancelled rows, until the partition takes them."""
+        self.damaged: set[int] = set()
+        """Rows with an impossible header. If there are any, each row of the slice is decoded separately."""
         self.start_pass()
 
     def start_pass(self) -> None:
@@ -339,14 +335,13 @@ class RowFilter:
                 self.stubs[i] = row
                 rows[i] = None
             elif whole and row[4] & TOMBSTONE and is_tombstone(row):
-                if not row[4] & FORWARD:
-                    self.tombstones.append(row[5:HEADER_BYTES])
                 self._bits.settle([i])
                 rows[i] = None
             else:
                 # The due time of a damaged entry is unknown: send it to the dead letters at once.
                 damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self._width_ms or row[4] & TOMBSTONE != 0
-                self.damaged = self.damaged or damaged
+                if damaged:
+                    self.damaged.add(i)
                 key = i if damaged else (heads[i - first] << 32) | i
                 if i < seen and key < low:
                     rows[i] = None  # left in an earlier window
@@ -358,10 +353,10 @@ class RowFilter:
         """Mark cancelled rows done by the server's bits, which start at this byte; return the other rows."""
         marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
         if marked:
-            self.tombstones += map(self.stubs.pop, marked)
             self._bits.settle(marked)
-        damaged, self.stubs = list(self.stubs.items()), {}
-        self.damaged = self.damaged or bool(damaged)
+        damaged = [(i, row) for i, row in self.stubs.items() if not is_set(cancelled, first_byte, i)]
+        self.stubs = {}
+        self.damaged.update(i for i, _ in damaged)
         return damaged
 
     def _is_repeat(self, row: bytes, index: int) -> bool:
@@ -384,7 +379,7 @@ class LiveSlice:
     __slots__ = (
         "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
         "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "needs_filter", "occurrences", "out",
-        "pace", "partition", "passes", "proven", "queue", "read_bytes", "read_rows", "row_filter", "seen", "slice",
+        "pace", "partition", "proven", "queue", "read_bytes", "read_rows", "row_filter", "seen", "slice",
         "suspended", "tail", "tail_index", "unread",
     )  # fmt: skip
 
@@ -411,7 +406,6 @@ class LiveSlice:
         """Rows of schedules that were read, until the partition takes them."""
         self.held: set[int] = set()
         """Rows that are in lanes or being moved: another pass over the list must not take them again."""
-        self.passes = 0
         self.unread = True
         """True if the server may have rows that were not read."""
         self.read_rows = self.read_bytes = 0
@@ -432,7 +426,6 @@ class LiveSlice:
         self._start_pass(0)
 
     def _start_pass(self, seen: int) -> None:
-        self.passes += 1
         self.kept = END
         self.seen = seen
         # A hold slice is read many times, a window at a time, and its finished rows are mostly at its start.
@@ -601,9 +594,6 @@ class LiveSlice:
             return queue.take_all()
         return queue.take((now_ms - self.from_ms + 1) << 32, limit)
 
-    def put_back(self, keys: list[int]) -> None:
-        self.queue.add(keys)
-
     def step_back(self, rows: Iterable[tuple[int, bytes]]) -> None:
         """Make rows that were held wait again; given with their keys.
 
@@ -652,7 +642,6 @@ class LiveSlice:
         """Drop the bytes of all rows if none waits; a row that has to wait again is read again."""
         if not self.held:
             self.queue.rows = [None] * len(self.queue.rows)
-            self.passes += 1
 
     def settle_many(self, indexes: list[int]) -> None:
         """Mark rows as done."""
