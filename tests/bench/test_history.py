@@ -10,6 +10,7 @@ async def test_what_runs_take_and_how_soon_they_are_found_is_measured() -> None:
     assert 20 < found.bytes_per_run < 100
     assert found.bytes_per_run < found.bytes_per_lone_run < 400
     assert 0 < found.last_50_of_schedule_ms_p50 <= found.last_50_of_schedule_ms_p99
+    assert found.ping_ms_p99 > 0
     assert found.failures_of_24h_ms > 0
     assert {"webhooks", "workers"} <= found.fire_ratio_with_history.keys()
     assert found.cpu_ratio_with_history.keys() == found.fire_ratio_with_history.keys()
