@@ -298,6 +298,16 @@ async def test_a_replay_can_have_another_time_and_another_key(dying: Ticker) -> 
     assert again.idempotency_key != first.idempotency_key
 
 
+async def test_a_dead_task_is_shown_with_its_target_and_its_errors(dying: Ticker) -> None:
+    handle = await dying.client.put("log:", "x", id="id", after="1s")
+    await dying.advance(seconds=1)
+    [dead_letter] = (await dying.client.dead.list()).letters
+    info = await dying.client.get("id")
+    assert (info.state, info.target, info.due_ms, info.attempt) == ("dead", "log:", handle.due_ms, dead_letter.attempts)
+    assert info.errors == dead_letter.errors
+    assert info.errors
+
+
 async def test_a_replay_that_dies_again_leaves_one_dead_letter_with_the_original_due_time(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)

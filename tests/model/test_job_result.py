@@ -31,7 +31,7 @@ def test_people_see_what_was_printed_and_how_much_was_cut() -> None:
         "exit code   0",
         "stdout      5 bytes",
         "  fine",
-        "stderr      2000 bytes, the last 2 of them:",
+        "stderr      2000 bytes, of which the beginning and the end are kept:",
         "  \ufffd\ufffd",
     ]
     assert "exit code   none: it never ran" in lines_of(RESULTS[2])

@@ -51,6 +51,9 @@ class HistoryFigures(msgspec.Struct, frozen=True):
     """Each in a commit of its own."""
     last_50_of_schedule_ms_p50: float
     last_50_of_schedule_ms_p99: float
+    ping_ms_p99: float
+    """Of a bare exchange with the server, measured in turns with these reads: what a busy machine adds to each of their
+    two."""
     failures_of_24h_ms: float
     """The newest 1,000 failures, one in a hundred runs."""
     budget_used: float
@@ -128,17 +131,17 @@ async def history(where: ServerChoice, runs: int, tasks: int, rounds: int, progr
             used = (await place.read()).since(before)
             client = Client.over(owner.store)
             names = [f"report-{number % _SCHEDULES}" for number in range(_READS)]
-            last = [await _ms(client.runs(schedule=name, limit=50)) for name in names]
+            reads = [(await _ms(client.runs(schedule=name, limit=50)), await _ms(_ping(owner.store))) for name in names]
             failures = await _ms(client.runs(outcome="failed", limit=1000))
         finally:
             await owner.store.aclose()
         lone_bytes = await _lone(place, max(_LONE_RUNS, runs // 50))
         budget_used = await _filled(place, progress)
-    percentiles = quantiles(last, n=100)
+    last, pings = (quantiles(some, n=100) for some in zip(*reads, strict=True))
     return HistoryFigures(
         runs, round(runs / used.at_s), round(used.server_us / runs, 2),
         round(used.memory / runs, 1), round(lone_bytes, 1),
-        round(percentiles[49], 2), round(percentiles[98], 2), round(failures, 1), round(budget_used, 3),
+        round(last[49], 2), round(last[98], 2), round(pings[98], 2), round(failures, 1), round(budget_used, 3),
         *await _fire_ratios(where, tasks, rounds, progress),
     )  # fmt: skip
 
@@ -147,6 +150,10 @@ async def _ms(call: Awaitable[object]) -> float:
     began_s = time.perf_counter()
     await call
     return (time.perf_counter() - began_s) * 1000
+
+
+async def _ping(store: Store) -> None:
+    await store.run_one(store.keys.partitions[0].slot, [("PING",)])
 
 
 async def _lone(place: BenchEnvironment, runs: int) -> float:

@@ -121,7 +121,7 @@ def output_lines(output: Output) -> list[str]:
         ("stdout", output.stdout, output.stdout_bytes),
         ("stderr", output.stderr, output.stderr_bytes),
     ):
-        cut = f", the last {len(kept)} of them:" if len(kept) < size else ""
+        cut = ", of which the beginning and the end are kept:" if len(kept) < size else ""
         lines += [f"{name}      {size} bytes{cut}", *_indented(kept)]
     return lines
 

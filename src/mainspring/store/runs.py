@@ -142,6 +142,9 @@ OK, FAILED, RETRIED, SKIPPED, DURATION, LATENESS = range(6)
 """Counters of a rollup. The histograms follow: durations from 16 on, latenesses from 32."""
 _DURATIONS: Final = 16
 _LATENESSES: Final = 32
+_DURATION_OF: Final = [_DURATIONS + bucket_of((1 << bits) - 1) for bits in range(64)]
+"""Counters by the bits of a duration in milliseconds."""
+_LATENESS_OF: Final = [_LATENESSES + bucket_of((1 << bits) - 1) for bits in range(64)]
 _COUNTER_OF: Final = {"done": OK} | dict.fromkeys(FAILED_ENDS, FAILED) | {"retry": RETRIED}
 
 Subject = Literal["s", "q", "t"]
@@ -194,23 +197,18 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for run in runs:
         record = run.record
         groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
-    # All runs first: a subject that comes later may find no room.
-    sums: dict[str, dict[int, int]] = {_ALL: {}}
+    sums: dict[str, dict[int, int]] = {}
     for (target, queue, schedule), some in groups.items():
         counts = _counts_of_group(some)
-        sums_of = [sums[_ALL], sums.setdefault(f"t{_receiver(target)}", {})]
-        if queue is not None:
-            sums_of.append(sums.setdefault(f"q{queue}", {}))
-        if schedule is not None:
-            sums_of.append(sums.setdefault(f"s{schedule}", {}))
-        for total in sums_of:
-            for counter, count in counts.items():
-                total[counter] = total.get(counter, 0) + count
+        # All runs first: a subject that comes later may find no room.
+        for subject in (_ALL, f"t{_receiver(target)}", queue and f"q{queue}", schedule and f"s{schedule}"):
+            if subject is not None and (total := sums.setdefault(subject, counts)) is not counts:
+                sums[subject] = {counter: total.get(counter, 0) + counts.get(counter, 0) for counter in total | counts}
     return [one for pair in sums.items() for one in pair]
 
 
 def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
-    # Plain loops: most calls have few runs, for which counters of the standard library cost several times as much.
+    # Plain loops, without calls: this is done for every run, and most calls have few of them.
     counts: dict[int, int] = {}
     count_of = counts.get
     duration_ms = lateness_ms = 0
@@ -221,12 +219,12 @@ def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
         if began_ms:
             ms = one.ended_ms - began_ms
             duration_ms += ms
-            counter = _DURATIONS + bucket_of(ms)
+            counter = _DURATION_OF[ms.bit_length() if ms > 0 else 0]
             counts[counter] = count_of(counter, 0) + 1
             if one.attempt == 1:
                 ms = began_ms - one.due_ms
                 lateness_ms += ms
-                counter = _LATENESSES + bucket_of(ms)
+                counter = _LATENESS_OF[ms.bit_length() if ms > 0 else 0]
                 counts[counter] = count_of(counter, 0) + 1
     counts[DURATION], counts[LATENESS] = duration_ms, lateness_ms
     return counts

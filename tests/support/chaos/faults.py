@@ -136,6 +136,8 @@ class NodeFaults:
             return False
         recorder, start_us = self._on.recorder, now_us()
         held = recorder.hold(member.name)
+        if held is None:
+            return False
         caught = await _until(lambda: len(held.waiting) >= _HANGING, _CATCH_S)
         if not caught or not member.running:
             recorder.let_go(member.name)

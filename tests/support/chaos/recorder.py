@@ -169,9 +169,9 @@ class Recorder:
             self.ended.add(run.key)
         writer.write(frame(pack(answer)))
 
-    def hold(self, node: str) -> Holding:
-        """Answer nothing that this node delivers from now on."""
-        return self._held.setdefault(node, Holding())
+    def hold(self, node: str) -> Holding | None:
+        """Answer nothing that this node delivers from now on. None: another fault holds it already, and lets it go."""
+        return None if node in self._held else self._held.setdefault(node, Holding())
 
     def let_go(self, node: str) -> None:
         """Answer what this node delivered meanwhile, as always."""

@@ -526,7 +526,8 @@ async def how_it_ended(store: Store, reference: Reference, located: Located | No
 
 async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
     """Return what is known about a task, also a finished one: the same as `explain` reports."""
-    if located is not None and (reference.address is None or located.entry.state != "finished"):
+    left = ("dead",) if reference.address is None else ("dead", "finished")
+    if located is not None and located.entry.state not in left:
         return describe(task_id, located.entry)
     ended = await how_it_ended(store, reference, located)
     if ended.kept is None:
