@@ -126,6 +126,7 @@ def test_a_run_that_began_late_is_told_although_it_succeeded() -> None:
     late = run("done", due_ms=T0_MS - 7_000, began_ms=T0_MS)
     [one] = told([run("done"), late, late], some)
     assert (one.notice.kind, one.notice.reason) == ("late", "it began 7s late")
+    assert told([run("done", due_ms=T0_MS - 27_684, began_ms=T0_MS)], some)[0].notice.reason == "it began 27s late"
     assert kinds(told([late, run("done")], some)) == ["late", "recovered"]
     assert told([late, run("dead")], some)[2].notice.reason == "it begins in time again", "though it fails"
     assert kinds(told([second_attempt(late)], some)) == []

@@ -151,7 +151,8 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
         yield signal(subject, "missed" if end == "missed" else "failed", bad=True)
     if record.began_ms and record.attempt == 1:
         late_ms = max(0, record.began_ms - record.due_ms)
-        late = signal(subject, "late", bad=False, reason=f"it began {delay_text(late_ms)} late")
+        shown_ms = late_ms if late_ms < 10_000 else late_ms // 1_000 * 1_000
+        late = signal(subject, "late", bad=False, reason=f"it began {delay_text(shown_ms)} late")
         yield late._replace(late_ms=late_ms)
 
 
