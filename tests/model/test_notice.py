@@ -293,7 +293,7 @@ def test_settings_are_read_and_written_back() -> None:
         ({**MAIL, "after": 0}, "after is 0"),
         ({**MAIL, "after": True}, "after is True"),
         ({**MAIL, "recover_after": "3"}, "recover_after is '3'"),
-        ({**MAIL, "remind": "often"}, "remind: 'often' is not a delay"),
+        ({**MAIL, "remind": "often"}, "remind is 'often'; use never, each, or a span such as 1h"),
         ({**MAIL, "late": 5}, "expected a text"),
         ("mail:a@b.c", "expected a table"),
     ],

@@ -343,9 +343,14 @@ async def test_mail_that_cannot_be_sent_now_is_tried_again(http: HttpSink, tmp_p
         assert isinstance(wrong, Retry)
         assert "535" in wrong.reason
         assert "wrong" not in wrong.reason
+        assert "check the user and the password" in wrong.reason
         stranger = await send(http, {key: table[key] for key in ("to", "smtp")}, told(FULL))
         assert isinstance(stranger, Retry)
         assert "certificate verify failed" in stranger.reason
+        assert "as ca_file" in stranger.reason
+        lost = await send(http, {**table, "ca_file": str(tmp_path / "lost.pem")}, told(FULL))
+        assert isinstance(lost, Retry)
+        assert lost.reason.startswith(f"ca_file {tmp_path / 'lost.pem'} cannot be used")
         box.answer, box.refused = "250 OK", {"gone@example.com"}
         table["to"] = "mail:gone@example.com,ops@example.com"
         assert await send(http, table, told(FULL)) == DONE  # one of two: the other is no reason to send it again

@@ -199,7 +199,10 @@ class Rule:
         """Shortest time between two notices of an episode; None for no reminders."""
         if self.remind == "never":
             return None
-        return 0 if self.remind == "each" else delay_ms(self.remind, field="remind")
+        try:
+            return 0 if self.remind == "each" else delay_ms(self.remind)
+        except InvalidInput:
+            raise InvalidInput(f"remind is {self.remind!r}; use never, each, or a span such as 1h") from None
 
     @property
     def shown(self) -> str:
@@ -408,7 +411,8 @@ class SmtpServer:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.fragment:
             raise InvalidInput(
-                "smtp is no address of a mail server; write smtps://user:password@host or smtp://host:587"
+                "smtp is no address of a mail server; write smtps://user:password@host or smtp://host:587, with"
+                " user and password percent-encoded"
             )
         try:
             port = parts.port or _PORTS[parts.scheme]

@@ -132,7 +132,9 @@ class Digest:
         return f'<!doctype html><html><body style="{style}">{page}</body></html>'
 
 
-_TH: Final = 'style="text-align:left;vertical-align:top;padding-right:14px;font-weight:normal;white-space:nowrap;color:#666"'
+_TH: Final = (
+    'style="text-align:left;vertical-align:top;white-space:nowrap;padding-right:14px;font-weight:normal;color:#666"'
+)
 _PRE: Final = 'style="background:#f4f4f4;padding:8px;font-size:12px;white-space:pre-wrap"'
 
 
@@ -261,6 +263,10 @@ async def _send_mail(way: MailWay, digest: Digest, key: str) -> Outcome:
 
     server = way.server
     try:
+        tls = None if server.plain else ssl.create_default_context(cafile=way.ca_file)
+    except OSError as error:
+        return Retry(f"ca_file {way.ca_file} cannot be used: {error}")
+    try:
         refused, _ = await aiosmtplib.send(
             mail_of(way, digest, key),
             recipients=list(way.to),
@@ -270,11 +276,16 @@ async def _send_mail(way: MailWay, digest: Digest, key: str) -> Outcome:
             password=server.password or None,
             use_tls=server.tls,
             start_tls=not server.tls and not server.plain,
-            tls_context=None if server.plain else ssl.create_default_context(cafile=way.ca_file),
+            tls_context=tls,
             timeout=SMTP_TIMEOUT_S,
         )
-    except (aiosmtplib.SMTPException, OSError) as error:  # of OSError: no connection, or a certificate's file
-        return Retry(f"mail through {server.shown}: {describe(error)}", error=error.with_traceback(None))
+    except (aiosmtplib.SMTPException, OSError) as error:
+        what = f"mail through {server.shown}: {describe(error)}"
+        if isinstance(error, aiosmtplib.SMTPAuthenticationError):
+            what += "; check the user and the password of smtp"
+        elif "CERTIFICATE_VERIFY_FAILED" in what:
+            what += "; check the host of smtp, or give the authority that signed the certificate as ca_file"
+        return Retry(what, error=error.with_traceback(None))
     for address, (code, why) in refused.items():
         log.error("mail to %s was refused: %s %s", address, code, escape(why))
     return DONE
