@@ -131,6 +131,7 @@ def test_a_run_that_began_late_causes_a_notice_although_it_succeeded() -> None:
     late = run("done", due_ms=T0_MS - 7_000, began_ms=T0_MS)
     [one] = told([run("done"), late, late], some)
     assert (one.notice.kind, one.notice.reason) == ("late", "it began 7s late")
+    assert told([run("done", due_ms=T0_MS - 27_684, began_ms=T0_MS)], some)[0].notice.reason == "it began 27s late"
     assert kinds(told([late, run("done")], some)) == ["late", "recovered"]
     assert told([late, run("dead")], some)[2].notice.reason == "it begins in time again", "though it fails"
     assert kinds(told([second_attempt(late)], some)) == []
@@ -297,7 +298,7 @@ def test_settings_are_read_and_written_back() -> None:
         ({**MAIL, "after": 0}, "after is 0"),
         ({**MAIL, "after": True}, "after is True"),
         ({**MAIL, "recover_after": "3"}, "recover_after is '3'"),
-        ({**MAIL, "remind": "often"}, "remind: 'often' is not a delay"),
+        ({**MAIL, "remind": "often"}, "remind is 'often'; use never, each, or a span such as 1h"),
         ({**MAIL, "late": 5}, "expected a text"),
         ("mail:a@b.c", "expected a table"),
     ],

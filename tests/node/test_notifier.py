@@ -295,7 +295,7 @@ async def test_a_success_of_another_partition_that_ended_before_the_failure_ends
     await scene.record(early, partition="order-2")
     await scene.look()
     await scene.minute()
-    assert scene.titles == ["https://shop.example dead"]
+    assert scene.titles == ["https://shop.example with a dead task"]
 
 
 async def test_two_nodes_that_write_at_once_lose_no_decision(scene: Scene) -> None:
@@ -415,7 +415,7 @@ async def test_a_target_that_answers_410_causes_a_notice(stage: Stage) -> None:
     scene.ticker.clock.advance(ms=SETTLED_MS + 1)
     await scene.look(leader)
     await scene.minute()
-    assert scene.titles == ["1 dead, 1 stopped"]
+    assert scene.titles == ["1 with a dead task, 1 stopped"]
     await scene.ticker.client.pause(target="target:other", mode="drop", reason="a person's own")
     assert await scene.ticker.client.resume(target="target:shop")
     scene.ticker.clock.advance(seconds=60)

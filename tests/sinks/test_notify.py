@@ -70,7 +70,7 @@ async def test_notices_of_some_seconds_are_one_message_and_later_ones_the_next(
         await ticker.advance(seconds=3)
         await put([second])
         assert receiver.requests == []
-        await ticker.advance(seconds=3)
+        await ticker.advance(seconds=6)
         [message] = messages(receiver)
         assert (message["title"], message["counts"]) == ("2 failed", {"failed": 2})
         assert [one["subject"] for one in message["notices"]] == ["schedule:s0", "schedule:s1"]
@@ -94,6 +94,35 @@ async def test_a_storm_is_one_message_with_the_count_of_all(tickers: Tickers, st
     assert len(receiver.requests[0].body) < 20_000
     [left] = await store.run_one(store.keys.slot, [("HGETALL", store.keys.box("ops"))])
     assert left[::2] == [b"last"]
+
+
+async def test_a_storm_that_lasts_some_seconds_is_still_one_message(
+    tickers: Tickers, store: Store, http: HttpSink
+) -> None:
+    with receiving() as receiver:
+        ticker = await ticking(tickers, http, {"ops": {"url": receiver.url}})
+        for one in notice_tasks(decided(6)):
+            await Notices(ticker.store).put([one])
+            await ticker.advance(seconds=4)
+        assert receiver.requests == []
+        await ticker.advance(minutes=3)
+        [message] = messages(receiver)
+    assert message["counts"] == {"failed": 6}
+
+
+async def test_a_storm_that_does_not_end_is_told_after_half_a_minute_and_then_once_a_minute(
+    tickers: Tickers, store: Store, http: HttpSink
+) -> None:
+    with receiving() as receiver:
+        ticker = await ticking(tickers, http, {"ops": {"url": receiver.url}})
+        sent: list[int] = []
+        for second, one in enumerate(notice_tasks(decided(140))):
+            await Notices(ticker.store).put([one])
+            await ticker.advance(seconds=1)
+            sent += [second] * (len(receiver.requests) - len(sent))
+        assert sent == [29, 89]
+        await ticker.advance(minutes=3)
+        assert sum(message["counts"]["failed"] for message in messages(receiver)) == 140
 
 
 async def test_a_notice_that_is_delivered_again_counts_once_even_after_its_message_was_sent(
@@ -133,7 +162,7 @@ class Dying(Notices):
         await super().put(tasks, on_conflict)
         self._die_after("put")
 
-    async def take(self, channel: str, window_ms: int) -> Taken:
+    async def take(self, channel: str, window_ms: int) -> Taken | int:
         taken = await super().take(channel, window_ms)
         self._die_after("take")
         return taken
@@ -261,26 +290,26 @@ async def test_a_mail_says_what_happened_in_text_and_in_html(
     assert text is not None
     assert html is not None
     assert text.get_content().splitlines() == [
-        "schedule:nightly failed",
         "  reason: HTTP 500 Internal Server Error: sold out",
         "  status: 500",
         "  failures in a row: 3",
         "  failing since: 2027-01-15T07:00:00.000Z",
-        "  ended: 2027-01-15T08:00:00.950Z",
         "  due: 2027-01-15T08:00:00.000Z",
         "  began: 2027-01-15T08:00:00.050Z",
+        "  ended: 2027-01-15T08:00:00.950Z",
         "  took: 900 ms",
         "  task: nightly@2030-01-01T02:00:00Z",
         "  lane: user-7",
         "  attempt: 2",
         "  target: https://shop.example/orders",
         "  by: node-1",
+        "",
         "content-type: text/plain",
         "",
         "sold out <today>",
         "sorry",
         "",
-        "namespace shop, channel ops",
+        "Mainspring, namespace shop, channel ops",
     ]
     page = html.get_content().replace("\r\n", "\n")
     assert ">status</th><td>500</td>" in page
@@ -315,9 +344,14 @@ async def test_mail_that_cannot_be_sent_now_is_tried_again(http: HttpSink, tmp_p
         assert isinstance(wrong, Retry)
         assert "535" in wrong.reason
         assert "wrong" not in wrong.reason
+        assert "check the user and the password" in wrong.reason
         stranger = await send(http, {key: table[key] for key in ("to", "smtp")}, told(FULL))
         assert isinstance(stranger, Retry)
         assert "certificate verify failed" in stranger.reason
+        assert "as ca_file" in stranger.reason
+        lost = await send(http, {**table, "ca_file": str(tmp_path / "lost.pem")}, told(FULL))
+        assert isinstance(lost, Retry)
+        assert lost.reason.startswith(f"ca_file {tmp_path / 'lost.pem'} cannot be used")
         box.answer, box.refused = "250 OK", {"gone@example.com"}
         table["to"] = "mail:gone@example.com,ops@example.com"
         assert await send(http, table, told(FULL)) == DONE  # one of two: the other is no reason to send it again
@@ -429,3 +463,11 @@ def test_many_subjects_are_listed_up_to_a_bound() -> None:
     assert digest.lines[-1] == "and 80 more"
     assert len(digest.lines) == 21
     assert len(digest.text().splitlines()) < 60
+
+
+def test_details_are_of_different_subjects_and_the_last_notice_of_each() -> None:
+    digest = told(*(notice(reason=f"the {n}th time") for n in range(8)), notice("schedule:weekly"))
+    assert [(one.subject, one.reason) for one in digest.shown] == [
+        ("schedule:nightly", "the 7th time"),
+        ("schedule:weekly", ""),
+    ]

@@ -31,7 +31,7 @@ from ..model.shared_settings import (
 from ..model.targets.command import Commands
 from ..model.targets.named import Targets
 from ..model.targets.names import check_target, shown_target
-from ..model.targets.url import LOOPBACK, AllowList, HostPort, parse_web_url
+from ..model.targets.url import LOOPBACK, AllowList, HostPort
 from ..model.targets.webhook import MAX_RESULT_TTL_S, MAX_TIMEOUT_S, TIMEOUT_S, Webhook, is_web
 from ..sinks.kafka_options import Properties, parse_servers
 from ..store.keys import check_namespace
@@ -288,8 +288,6 @@ class Config:
             parse_queues(self.queues or "any")
             if self.kafka_url is not None:
                 parse_servers(self.kafka_url)
-            if self.watchdog_url is not None:
-                parse_web_url(self.watchdog_url)
             if self.worker_listen is not None:
                 HostPort.parse(self.worker_listen)
         except InvalidInput as error:

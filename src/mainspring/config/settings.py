@@ -19,7 +19,7 @@ from ..model.retry import RetryRule, read_rules
 from ..model.run import HistoryRules
 from ..model.targets.command import Commands, read_commands, write_commands
 from ..model.targets.named import Targets
-from ..model.targets.url import read_api_url
+from ..model.targets.url import parse_web_url, read_api_url
 from ..model.times import delay_ms
 from ..sinks.kafka_options import Properties
 
@@ -43,13 +43,19 @@ def read_secret(path: object) -> str:
     return text
 
 
+def _table(value: object) -> object:
+    """Return a table as it is, and what a text, as in the environment, holds as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"expected a table, or one as JSON in a text: {error}") from None
+
+
 def read_kafka(value: object) -> Properties:
     """Read a table, or JSON in a text: `MAINSPRING_KAFKA='{"security.protocol": "SASL_SSL"}'`."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"expected JSON: {error}") from None
+    value = _table(value)
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a table of settings, not {type(value).__name__}")
     return Properties(value)
@@ -66,16 +72,12 @@ _KEPT: Final = frozenset({"ca_file"})
 
 def read_targets(value: object) -> Targets:
     """Read every `[targets.<name>]`, or the same as one JSON text."""
-    if isinstance(value, str):
-        value = json.loads(value)
-    if not isinstance(value, Mapping):
-        raise InvalidInput("expected a table of tables; write [targets.<name>] and its settings below")
-    return Targets.read({name: _table_with_secrets(name, table) for name, table in value.items()})
+    return Targets.read(_with_secrets(value))
 
 
-def write_targets(targets: Targets) -> str:
-    """The JSON text from which `read_targets` makes these again."""
-    return json.dumps(targets.tables()) if targets else ""
+def _with_secrets(value: object) -> object:
+    given = _table(value)
+    return {n: _table_with_secrets(n, table) for n, table in given.items()} if isinstance(given, Mapping) else given
 
 
 def _table_with_secrets(where: str, table: object) -> object:
@@ -104,15 +106,11 @@ def _secret(where: str, path: object) -> str:
 
 def read_channels(value: object) -> Channels:
     """Read every `[notify.<name>]`, or the same as one JSON text."""
-    if isinstance(value, str):
-        value = json.loads(value)
-    if not isinstance(value, Mapping):
-        raise InvalidInput("expected a table of tables; write [notify.<name>] and its settings below")
-    return Channels.read({name: _table_with_secrets(name, table) for name, table in value.items()})
+    return Channels.read(_with_secrets(value))
 
 
 def _beats(value: object) -> Beats:
-    return Beats.read(json.loads(value) if isinstance(value, str) else value)
+    return Beats.read(_table(value))
 
 
 class Setting(NamedTuple):
@@ -134,13 +132,9 @@ class Setting(NamedTuple):
             return " ".join(f"{rule.when}={rule.action}" for rule in value)
         if self.read is _list:
             return ",".join(value)
-        if self.read is read_targets:
-            return write_targets(value)
         if self.read is read_commands:
             return write_commands(value)
-        if self.read is _queue_rules:
-            return json.dumps(value.tables()) if value else ""
-        if self.read is read_channels or self.read is _beats:
+        if self.read in (read_targets, read_channels, _beats, _queue_rules):
             return json.dumps(value.tables()) if value else ""
         if self.read is read_kafka:
             return write_kafka(value)
@@ -202,12 +196,17 @@ def _switch(value: object) -> bool:
     return str(value).lower() == "true"
 
 
+def _web_url(value: object) -> str:
+    parse_web_url(url := _text(value))
+    return url
+
+
 def _rules(value: object) -> tuple[RetryRule, ...]:
     return read_rules("on", value)
 
 
 def _queue_rules(value: object) -> QueueRules:
-    return QueueRules.read(json.loads(value) if isinstance(value, str) else value)
+    return QueueRules.read(_table(value))
 
 
 def _path(value: object) -> Path:
@@ -295,7 +294,7 @@ SETTINGS: Final = {
     "worker_listen": Setting("worker_listen", _text),
     "notify": Setting("notify", read_channels),
     "beats": Setting("beats", _beats),
-    "watchdog_url": Setting("watchdog_url", _text),
+    "watchdog_url": Setting("watchdog_url", _web_url),
     "kafka_url": Setting("kafka_url", _text),
     "kafka": Setting("kafka", read_kafka),
     "kafka_create_topics": Setting("kafka_create_topics", _switch),
@@ -308,6 +307,7 @@ SETTINGS: Final = {
 
 _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
     _text: (str,),
+    _web_url: (),
     _api_url: (),
     _whole: (int,),
     _number: (int, float),

@@ -152,7 +152,8 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
         yield signal(subject, "missed" if end == "missed" else "failed", bad=True)
     if record.began_ms and record.attempt == 1:
         late_ms = max(0, record.began_ms - record.due_ms)
-        late = signal(subject, "late", bad=False, reason=f"it began {delay_text(late_ms)} late")
+        shown_ms = late_ms if late_ms < 10_000 else late_ms // 1_000 * 1_000
+        late = signal(subject, "late", bad=False, reason=f"it began {delay_text(shown_ms)} late")
         yield late._replace(late_ms=late_ms)
 
 
@@ -199,7 +200,10 @@ class Rule:
         """Shortest time between two notices of an episode; None for no reminders."""
         if self.remind == "never":
             return None
-        return 0 if self.remind == "each" else delay_ms(self.remind, field="remind")
+        try:
+            return 0 if self.remind == "each" else delay_ms(self.remind)
+        except InvalidInput:
+            raise InvalidInput(f"remind is {self.remind!r}; use never, each, or a span such as 1h") from None
 
     @property
     def shown(self) -> str:
@@ -409,7 +413,8 @@ class SmtpServer:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.fragment:
             raise InvalidInput(
-                "smtp is no address of a mail server; write smtps://user:password@host or smtp://host:587"
+                "smtp is no address of a mail server; write smtps://user:password@host or smtp://host:587, with"
+                " user and password percent-encoded"
             )
         try:
             port = parts.port or _PORTS[parts.scheme]

@@ -336,6 +336,8 @@ class NotifySink:
         except msgspec.MsgspecError as error:
             return Dead(f"the payload is no digest: {error}")
         taken = await notices.take(name, window_ms)
+        if isinstance(taken, int):
+            return Retry("more notices are coming", taken, untried=True)
         if not taken.counts:
             return DONE  # an earlier attempt has sent it
         outcome = await send(self._channels[name], Digest(self._namespace, name, taken), delivery, self._http)

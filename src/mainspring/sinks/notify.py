@@ -64,7 +64,7 @@ LISTED: Final = 20
 """Subjects that are listed with their counts."""
 
 _VERBS: Final[Mapping[NoticeKind, str]] = {
-    "failed": "failed", "recovered": "recovered", "dead": "dead", "missed": "missed", "late": "late",
+    "failed": "failed", "recovered": "recovered", "dead": "with a dead task", "missed": "missed", "late": "late",
     "disabled": "stopped", "no worker": "without a worker", "breaker": "unavailable",
 }  # fmt: skip
 
@@ -82,8 +82,7 @@ class Digest:
     @property
     def title(self) -> str:
         if self.total == 1 and self.notices:
-            [one] = self.notices
-            return f"{escape(one.subject)[:100]} {_VERBS[one.kind]}"
+            return _head(self.notices[0], 100)
         return ", ".join(f"{count} {_VERBS[kind]}" for kind, count in self.counts.items())
 
     @property
@@ -91,26 +90,29 @@ class Digest:
         """How often each subject is told of, if there are several notices."""
         if self.total <= 1:
             return []
-        tally = Counter((one.subject, one.kind) for one in self.notices)
-        lines = [
-            f"{escape(subject)[:200]} {_VERBS[kind]}{f', {count} times' if count > 1 else ''}"
-            for (subject, kind), count in islice(tally.items(), LISTED)
-        ]
+        tally = Counter(map(_head, self.notices))
+        lines = [f"{head}, {count} times" if count > 1 else head for head, count in islice(tally.items(), LISTED)]
         rest = self.total - sum(count for _, count in islice(tally.items(), LISTED))
         return [*lines, f"and {rest} more"] if rest else lines
 
     @property
     def shown(self) -> Sequence[Notice]:
-        return self.notices[:SHOWN]
+        """Those with details: of several about the same the last one, so that none crowds others out."""
+        return list({(one.subject, one.kind): one for one in self.notices}.values())[:SHOWN]
+
+    @property
+    def _foot(self) -> str:
+        return f"Mainspring, namespace {self.namespace}, channel {self.channel}"
 
     def text(self) -> str:
         """Return the whole message as plain text."""
         parts = ["\n".join(self.lines)] if self.lines else []
         for one in self.shown:
-            head = f"{escape(one.subject)} {_VERBS[one.kind]}"
-            facts = [f"  {name}: {value}" for name, value in facts_of(one)]
-            parts.append("\n".join([head, *facts, *_answer_lines(one)]))
-        return "\n\n".join([*parts, f"namespace {self.namespace}, channel {self.channel}"]) + "\n"
+            head = [_head(one)] if self.lines else []  # of a single one it is the title
+            parts.append("\n".join([*head, *(f"  {name}: {value}" for name, value in facts_of(one))]))
+            if answer := _answer_lines(one):
+                parts.append("\n".join(answer))
+        return "\n\n".join([*parts, self._foot]) + "\n"
 
     def html(self) -> str:
         """Return the same as HTML, without pictures, links and scripts."""
@@ -120,18 +122,24 @@ class Digest:
             parts.append("<ul>" + "".join(f"<li>{_safe(line)}</li>" for line in self.lines) + "</ul>")
         for one in self.shown:
             rows = "".join(f"<tr><th {_TH}>{name}</th><td>{_safe(value)}</td></tr>" for name, value in facts_of(one))
-            parts.append(
-                f'<h3 style="font-size:15px">{_safe(one.subject)} {_VERBS[one.kind]}</h3><table>{rows}</table>'
-            )
+            head = f'<h3 style="font-size:15px">{_safe(_head(one))}</h3>' if self.lines else ""
+            parts.append(f"{head}<table>{rows}</table>")
             if answer := _answer_lines(one):
                 parts.append(f"<pre {_PRE}>{_safe(chr(10).join(answer))}</pre>")
-        foot = _safe(f"namespace {self.namespace}, channel {self.channel}")
-        page = f"{''.join(parts)}<p><small>{foot}</small></p>"
-        return f'<!doctype html><html><body style="font:14px/1.4 sans-serif;color:#222">{page}</body></html>'
+        page = f"{''.join(parts)}<p><small>{_safe(self._foot)}</small></p>"
+        # One long word in a reason must not make the whole mail wider than a phone.
+        style = "font:14px/1.4 sans-serif;color:#222;overflow-wrap:anywhere"
+        return f'<!doctype html><html><body style="{style}">{page}</body></html>'
 
 
-_TH: Final = 'style="text-align:left;vertical-align:top;padding-right:14px;font-weight:normal;color:#666"'
-_PRE: Final = 'style="background:#f4f4f4;padding:8px;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere"'
+_TH: Final = (
+    'style="text-align:left;vertical-align:top;white-space:nowrap;padding-right:14px;font-weight:normal;color:#666"'
+)
+_PRE: Final = 'style="background:#f4f4f4;padding:8px;font-size:12px;white-space:pre-wrap"'
+
+
+def _head(notice: Notice, most: int = 200) -> str:
+    return f"{escape(notice.subject)[:most]} {_VERBS[notice.kind]}"
 
 
 def _safe(text: str) -> str:
@@ -146,9 +154,9 @@ def facts_of(notice: Notice) -> list[tuple[str, str]]:
         ("status", notice.code),
         ("failures" if well else "failures in a row", notice.count if notice.count > 1 else None),
         ("failed since" if well else "failing since", None if first else moment(notice.since_ms)),
-        ("ended" if notice.ended_ms else "seen", moment(notice.at_ms)),
         ("due", moment(notice.due_ms) if notice.due_ms else None),
         ("began", moment(notice.began_ms) if notice.began_ms else None),
+        ("ended" if notice.ended_ms else "seen", moment(notice.at_ms)),
         ("took", f"{notice.ended_ms - notice.began_ms} ms" if notice.began_ms else None),
         ("task", notice.task),
         ("lane", notice.lane),
@@ -256,6 +264,10 @@ async def _send_mail(way: MailWay, digest: Digest, key: str) -> Outcome:
 
     server = way.server
     try:
+        tls = None if server.plain else ssl.create_default_context(cafile=way.ca_file)
+    except OSError as error:
+        return Retry(f"ca_file {way.ca_file} cannot be used: {error}")
+    try:
         refused, _ = await aiosmtplib.send(
             mail_of(way, digest, key),
             recipients=list(way.to),
@@ -265,11 +277,16 @@ async def _send_mail(way: MailWay, digest: Digest, key: str) -> Outcome:
             password=server.password or None,
             use_tls=server.tls,
             start_tls=not server.tls and not server.plain,
-            tls_context=None if server.plain else ssl.create_default_context(cafile=way.ca_file),
+            tls_context=tls,
             timeout=SMTP_TIMEOUT_S,
         )
-    except (aiosmtplib.SMTPException, OSError) as error:  # of OSError: no connection, or a certificate's file
-        return Retry(f"mail through {server.shown}: {describe(error)}", error=error.with_traceback(None))
+    except (aiosmtplib.SMTPException, OSError) as error:
+        what = f"mail through {server.shown}: {describe(error)}"
+        if isinstance(error, aiosmtplib.SMTPAuthenticationError):
+            what += "; check the user and the password of smtp"
+        elif "CERTIFICATE_VERIFY_FAILED" in what:
+            what += "; check the host of smtp, or give the authority that signed the certificate as ca_file"
+        return Retry(what, error=error.with_traceback(None))
     for address, (code, why) in refused.items():
         log.error("mail to %s was refused: %s %s", address, code, escape(why))
     return DONE

@@ -27,7 +27,9 @@ from .tasks.put_ids import NamedPuts
 log = logging.getLogger("mainspring.notices")
 
 DIGEST_AFTER_MS: Final = 5_000
-"""Wait between the first notice and its digest, so that what fails together is told together."""
+"""A digest is sent when no notice has come for so long, so that what fails together is told together."""
+DIGEST_LATER_MS: Final = 25_000
+"""How long it waits for that: a storm of a minute must not hide the first failures of it."""
 DIGEST_EVERY_MS: Final = 60_000
 """Shortest time between two digests of a channel."""
 UNSENT_MS: Final = 600_000
@@ -164,10 +166,16 @@ class Notices:
             due_ms = await self._call("notice_add", [keys.box(channel), keys.box_seen(channel)], args)
         return due_ms
 
-    async def take(self, channel: str, window_ms: int) -> Taken:
-        """Return the notices of the digest that is due at `window_ms`; later ones go to the next."""
-        box = self._store.keys.box(channel)
-        now_us, flat = await self._call("notice_take", [box], [window_ms])
+    async def take(self, channel: str, window_ms: int) -> Taken | int:
+        """Return the notices of the digest that is due at `window_ms`; later ones go to the next.
+
+        Return how many ms to wait if more are coming.
+        """
+        box, seen = self._store.keys.box(channel), self._store.keys.box_seen(channel)
+        args = [window_ms, DIGEST_AFTER_MS, DIGEST_LATER_MS, DIGEST_EVERY_MS]
+        now_us, wait_ms, flat = await self._call("notice_take", [box, seen], args)
+        if wait_ms:
+            return int(wait_ms)
         fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
         old = [name for name in fields if 0 < _window_of(name) < now_us // 1000 - FORGOTTEN_MS]
         if old:

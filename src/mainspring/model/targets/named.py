@@ -62,7 +62,7 @@ class Targets(Tables[TargetSpec]):
                 raise InvalidInput(f"the name of a target is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
 
     @classmethod
-    def read(cls, tables: Mapping[str, object]) -> "Targets":
+    def read(cls, tables: object) -> "Targets":
         """Read one table per target, as in `[targets.<name>]`."""
         return cls.read_each("targets", tables, _read_spec)
 
