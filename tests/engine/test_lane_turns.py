@@ -144,7 +144,7 @@ def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     assert lanes.leaving() == []
 
 
-def test_one_that_did_not_leave_after_all_lets_an_earlier_one_pass(lanes: Lanes) -> None:
+def test_a_task_that_did_not_leave_lets_an_earlier_one_pass(lanes: Lanes) -> None:
     later = flight(6)
     offer(lanes, later)
     assert lanes.leaving() == [later]
@@ -178,7 +178,7 @@ def test_tasks_of_a_forgotten_slice_are_skipped(lanes: Lanes) -> None:
 # -- taken before its time, let go, read anew ----------------------------------------------------------------
 
 
-def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
+def test_a_task_of_a_lane_that_was_taken_early_waits_for_its_time(lanes: Lanes) -> None:
     """This node's clock had run ahead: the server would refuse it, and all that is due with it."""
     early = flight(500)
     offer(lanes, early)
