@@ -187,7 +187,7 @@ async def test_a_line_that_changed_or_was_refused_is_not_taken_for_stored(api: A
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "schlüssel"])
-async def test_an_idempotency_key_that_is_none_makes_no_two_batches_one(api: Api, key: str) -> None:
+async def test_an_invalid_idempotency_key_of_a_batch_is_refused(api: Api, key: str) -> None:
     for _ in range(2):
         refused = await api.batch([line(1)], idempotency_key=key.encode().decode("latin-1"))
         assert (refused.status, refused.problem) == (400, "invalid")

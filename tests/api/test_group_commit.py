@@ -36,7 +36,7 @@ def task(n: int) -> Task:
     return Task("log:", n)
 
 
-async def test_one_alone_does_not_wait() -> None:
+async def test_a_single_request_does_not_wait() -> None:
     road = NetworkFaults()
     answer = Collector(road.write).put(task(1))
     await settle()

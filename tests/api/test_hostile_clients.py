@@ -276,7 +276,7 @@ async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_a_body(
 
 
 @pytest.mark.parametrize("path", [b"/ticks", b"/ticks?replace=false"])
-async def test_a_client_that_has_said_all_still_gets_its_answers(api: Api, path: bytes) -> None:
+async def test_a_client_that_has_sent_everything_still_gets_its_answers(api: Api, path: bytes) -> None:
     async with Wire(api) as wire:
         await wire.send(post(path=path) * 3)
         wire.writer.write_eof()
@@ -306,7 +306,7 @@ async def test_requests_without_end_before_the_first_answer_are_refused(api: Api
         assert (await wire.rest()).count(b"HTTP/1.1 200 ") == 101
 
 
-async def test_a_caller_that_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
+async def test_a_caller_that_disconnects_with_many_requests_leaves_no_trace_in_the_log(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):

@@ -262,7 +262,7 @@ async def test_a_key_of_a_refused_request_is_free_again(api: Api) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "ü"])
-async def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
+async def test_an_invalid_idempotency_key_is_refused(api: Api, key: str) -> None:
     answer = await api.post("/v1/tasks", {"target": "null:"}, idempotency_key=key.encode().decode("latin-1"))
     assert (answer.status, answer.problem) == (400, "invalid")
 
@@ -550,7 +550,7 @@ async def test_lines_of_a_batch_have_one_id_in_lanes_of_one_partition(api: Api) 
     assert (await api.get("/v1/tasks:count")).json["pending"] == 4
 
 
-async def test_a_bound_key_hears_nothing_of_lanes_of_others(api: Api) -> None:
+async def test_a_bound_key_sees_no_lanes_of_others(api: Api) -> None:
     for lane, target in ((LANE_A, "log:"), (LANE_B, "null:")):
         assert (await put(api, id="dup", lane=lane, target=target)).status == 201
     api.token = await api.key("operator", targets=("null:",))

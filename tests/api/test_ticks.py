@@ -71,7 +71,7 @@ async def test_a_tick_does_not_pass_through_the_application(api: Api, long_way: 
         *((body, {}) for _, body, _, _ in WRONG),
     ],
 )
-async def test_both_ways_say_the_same(api: Api, body: bytes, headers: dict[str, str]) -> None:
+async def test_ticks_get_the_same_answer_on_both_ways(api: Api, body: bytes, headers: dict[str, str]) -> None:
     await api.call("POST", SHORT, body, **headers)  # so that both find what is there
     assert told(await api.call("POST", SHORT, body, **headers)) == told(await api.call("POST", LONG, body, **headers))
 
@@ -167,7 +167,9 @@ async def test_a_stop_answers_what_is_under_way_and_closes(api: Api, monkeypatch
     assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_a_caller_that_hangs_up_before_the_answer_does_no_harm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_disconnects_before_the_answer_does_no_harm(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = HeldWrite(api, monkeypatch)
     async with Wire(api) as wire:
         await wire.send(post())

@@ -26,7 +26,7 @@ def _the_rest_is_slow(names: Iterable[str], kept: str) -> list[Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", _the_rest_is_slow(PROFILES, kept="standalone"))
-def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_promise_is_broken_under_faults(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = run(PROFILES[name], SEED, tmp_path)
     with capsys.disabled():
         print("\n" + "\n".join(report.lines()))  # noqa: T201  # the figures belong into the log of every run

@@ -289,7 +289,7 @@ def test_commands_without_a_node_do_not_take_the_server_from_each_other(tmp_path
     assert counted.stdout == "16\n"
 
 
-def test_a_port_that_is_taken_is_said_in_plain_words(serve: Callable[..., Serve], tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_in_plain_words(serve: Callable[..., Serve], tmp_path: Path) -> None:
     port = serve().url.rpartition(":")[2]
     ended = run("serve", "--port", port, "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
     assert ended.returncode == 2

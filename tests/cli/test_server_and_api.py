@@ -406,7 +406,7 @@ async def test_a_schedule_from_add_to_remove(say: Say) -> None:
 
 
 @pytest.mark.parametrize("span", ["3600s", "5400000ms", "PT1H"])
-async def test_a_schedule_rests_for_a_span_in_any_unit(say: Say, span: str) -> None:
+async def test_a_schedule_is_paused_for_a_span_in_any_unit(say: Say, span: str) -> None:
     await say("schedule", "add", "s", "--cron", "7 * * * *", "--target", "log:")
     paused = await told(say, "schedule", "pause", "s", "--until", span)
     rests = datetime.fromisoformat(paused["paused"]["until"]) - datetime.fromisoformat(paused["paused"]["since"])

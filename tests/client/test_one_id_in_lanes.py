@@ -69,7 +69,7 @@ async def test_an_id_that_several_lanes_have_is_ambiguous_and_the_lanes_are_name
         assert (info.state, info.lane, info.payload) == ("pending", lane or None, {"lane": lane or None})
 
 
-async def test_each_is_cancelled_by_its_lane_and_the_one_without_by_an_empty_one(client: Client) -> None:
+async def test_a_task_is_cancelled_by_its_lane_and_one_without_a_lane_by_an_empty_one(client: Client) -> None:
     await put_in_all(client)
     assert await client.cancel_many(["dup", "other"]) == ["ambiguous", "unknown"]
     assert (await client.count()).pending == 4

@@ -157,7 +157,7 @@ async def test_a_file_leaves_alone_what_has_made_all_its_runs(ticker: Ticker, cl
     assert steps[0].lines() == ["! twice: its end has passed, or max_runs is reached; nothing of it is written"]
 
 
-async def test_one_that_names_a_source_of_its_own_is_applied_once(client: Client) -> None:
+async def test_a_schedule_with_a_source_of_its_own_is_applied_once(client: Client) -> None:
     wanted = [define("job", every="1h", target="log:", source="somebody")]
     for written in (1, 0):
         steps = await plan(client.schedules, wanted, "file", prune=True)
@@ -302,7 +302,7 @@ async def test_a_removed_schedule_stops_and_a_new_one_continues_its_generations(
     assert len(await ticker.advance(seconds=10)) == 1
 
 
-async def test_a_paused_schedule_rests_and_what_it_left_out_is_counted(ticker: Ticker, client: Client) -> None:
+async def test_a_paused_schedule_does_not_run_and_counts_what_it_leaves_out(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("job", every="10s", target="log:")
     await ticker.advance(seconds=10)
     paused = await client.schedules.pause("job", reason="upgrade", by="ann")

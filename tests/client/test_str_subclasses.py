@@ -26,7 +26,7 @@ ODD = [Text("log:it"), Named.IT]
 @pytest.mark.parametrize("odd", ODD, ids=["subclass", "enum"])
 @pytest.mark.parametrize("field", ["target", "id", "lane"])
 @pytest.mark.parametrize("more", [{}, {"expires": "1h"}, {"id": "other"}], ids=["plain", "with expiry", "with an id"])
-async def test_a_text_of_a_subclass_is_taken_for_what_it_says(
+async def test_a_subclass_of_text_is_taken_as_plain_text(
     client: Client, field: str, odd: str, more: dict[str, Any]
 ) -> None:
     given = {"target": "log:", "after": "1m", **more, field: odd}
@@ -46,7 +46,7 @@ async def test_a_subclass_of_text_makes_the_same_task(ticker: Ticker) -> None:
     assert len(await ticker.advance(seconds=5)) == 1
 
 
-async def test_schedules_take_them_too(client: Client) -> None:
+async def test_schedules_take_subclasses_of_text_too(client: Client) -> None:
     await client.schedules.add(Text("nightly"), cron="0 3 * * *", target=Named.IT, lane=Text("lane"))
     view = await client.schedules.get("nightly")
     assert view is not None

@@ -148,7 +148,7 @@ def test_an_error_about_an_empty_file_of_api_keys_names_its_variable(
     assert str(file) in str(refused.value)
 
 
-def test_a_zone_that_is_none_is_refused() -> None:
+def test_an_unknown_zone_in_the_settings_is_refused() -> None:
     assert Config.load({"timezone": "Europe/Paris"}, {}).timezone == "Europe/Paris"
     with pytest.raises(ConfigError, match="Mars/Olympus"):
         Config(timezone="Mars/Olympus")

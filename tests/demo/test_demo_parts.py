@@ -150,7 +150,7 @@ def test_ticks_that_did_not_arrive_are_missing_and_repeated_ones_duplicated(tmp_
     assert compare(sent, came, 10) == JournalComparison(missing=1, duplicated=2, unexpected=1)
 
 
-def test_all_there_once_compares_clean(tmp_path: Path) -> None:
+def test_ticks_that_all_arrived_once_compare_clean(tmp_path: Path) -> None:
     numbers = [AT_MS * 10 + item for item in range(10)]
     paths = written(tmp_path / "sent", numbers), written(tmp_path / "came", numbers[::-1])
     assert compare(*paths, 10) == JournalComparison(0, 0, 0)

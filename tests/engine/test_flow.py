@@ -392,7 +392,7 @@ async def test_all_nodes_together_keep_the_limit_of_deliveries_under_way(tickers
     assert (await balance(store)).done == 40
 
 
-async def test_one_that_hangs_keeps_its_own_slot_and_no_other(tickers: Tickers, store: Store) -> None:
+async def test_a_delivery_that_hangs_keeps_its_own_slot_and_no_other(tickers: Tickers, store: Store) -> None:
     slow = Slow()
     flow = FlowOptions(limits={"target:shop": Limit(concurrency=4)})
     ticker = await tickers(sinks={"target": slow}, options=EngineOptions(flow=flow))

@@ -44,7 +44,7 @@ def test_a_receiver_that_does_not_answer_gets_a_small_share() -> None:
     assert made.why("valve:http://slow.example").code == "slow"
 
 
-def test_one_that_has_much_under_way_and_is_quick_is_left_alone() -> None:
+def test_a_quick_receiver_with_much_under_way_is_not_slow() -> None:
     made, clock, _ = make_flow()
     made.left("kafka:ticks", 600)
     for _ in range(5):
@@ -55,7 +55,7 @@ def test_one_that_has_much_under_way_and_is_quick_is_left_alone() -> None:
     assert not closed(made)
 
 
-def test_one_that_becomes_quick_again_is_slow_no_longer() -> None:
+def test_a_receiver_that_becomes_quick_again_is_no_longer_slow() -> None:
     made, clock, loops = make_flow()
     made.left("kafka:ticks", 600)
     for _ in range(3):

@@ -399,7 +399,7 @@ async def test_commit_moves_tasks_on_a_full_server(ticker: Ticker, store: Store)
     assert values(await ticker.advance(seconds=30)) == list(range(MANY))
 
 
-async def test_new_ones_that_come_faster_than_the_others_leave_wait_in_the_same_slice(
+async def test_held_tasks_that_arrive_faster_than_others_leave_wait_in_the_same_slice(
     tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read of the hold slice and not begun must not be forgotten over it."""

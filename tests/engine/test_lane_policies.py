@@ -80,9 +80,7 @@ async def test_park_stops_the_lane_at_the_first_failure_until_a_person_acts(
 
 
 @pytest.mark.parametrize("outcome", [Retry("busy"), Dead("never")])
-async def test_the_error_handler_hears_that_a_lane_is_parked_and_of_no_death(
-    tickers: Tickers, outcome: Outcome
-) -> None:
+async def test_the_error_handler_gets_a_parked_lane_and_no_death(tickers: Tickers, outcome: Outcome) -> None:
     seen: list[Failure] = []
     ticker = await tickers(options=options("park", error_handler=seen.append), handlers={"log": lambda _: outcome})
     await ticker.client.put("log:", id="head", lane="a", after="1s")

@@ -144,7 +144,7 @@ def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     assert lanes.leaving() == []
 
 
-def test_one_that_did_not_leave_after_all_lets_an_earlier_one_pass(lanes: Lanes) -> None:
+def test_a_task_that_did_not_leave_lets_an_earlier_one_pass(lanes: Lanes) -> None:
     later = flight(6)
     offer(lanes, later)
     assert lanes.leaving() == [later]

@@ -69,7 +69,7 @@ async def test_tasks_not_moved_yet_step_back_when_the_hold_ends(paused: Ticker, 
     assert paused.engine.dispatcher.moved <= 40, "most never left their slice"
 
 
-async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, store: Store) -> None:
+async def test_a_task_that_is_cancelled_while_it_is_held_does_not_fire(ticker: Ticker, store: Store) -> None:
     await ticker.client.put("kafka:held", id="gone", after="1s")
     await ticker.client.put("kafka:held", id="stays", after="1s")
     await ticker.turn()

@@ -167,7 +167,7 @@ async def test_waiting_for_a_result_includes_waiting_for_the_server(
             await waiting
 
 
-async def test_a_result_without_a_timeout_is_waited_for_no_longer_than_puts_wait(server: Server) -> None:
+async def test_a_result_without_a_timeout_waits_as_long_as_a_put(server: Server) -> None:
     async with Client(server.url, options=QUICK) as client:
         handle = await client.put("log:", id="waits", after="1h")
         server.kill()

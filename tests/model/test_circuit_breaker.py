@@ -97,7 +97,7 @@ def test_a_breaker_closes_when_all_probes_succeeded() -> None:
     assert breaker.record(1, 0, 1_020) == "ramp"
 
 
-def test_probes_that_are_never_heard_of_are_sent_again() -> None:
+def test_probes_without_an_outcome_are_sent_again() -> None:
     breaker = half_open()
     breaker.took(2, 1_000)
     assert breaker.room(1_999) == 0
@@ -205,7 +205,7 @@ def test_a_wrong_policy_is_refused(value: object, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_one_that_a_former_owner_found_failing_is_probed_at_once() -> None:
+def test_a_receiver_that_a_former_owner_found_failing_is_probed_at_once() -> None:
     breaker = Breaker(POLICY)
     breaker.suspect(5, now_ms=1_000)
     assert (breaker.state, breaker.opened_ms, breaker.room(1_000)) == ("half-open", 5, 2)
@@ -235,7 +235,7 @@ def test_an_answer_of_long_ago_proves_nothing() -> None:
     assert breaker.state == "half-open"
 
 
-def test_one_that_has_opened_itself_knows_better() -> None:
+def test_an_open_breaker_ignores_what_a_former_owner_found() -> None:
     breaker = opened()
     breaker.suspect(5, now_ms=10)
     assert (breaker.state, breaker.room(10)) == ("open", 0)

@@ -86,7 +86,7 @@ def test_a_negative_delay_is_refused() -> None:
 
 
 @pytest.mark.parametrize("delay", [30, 1.5, None, True])
-def test_a_bare_number_is_no_delay_because_its_unit_is_anybodys_guess(delay: object) -> None:
+def test_a_bare_number_is_no_delay_because_its_unit_is_unknown(delay: object) -> None:
     with pytest.raises(InvalidInput, match="after is of type"):
         delay_ms(delay)  # type: ignore[arg-type]
 

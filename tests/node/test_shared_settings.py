@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_first_node_writes_what_it_says_and_those_that_say_nothing_take_it(own: Server) -> None:
+async def test_the_first_node_writes_its_settings_and_nodes_without_any_take_them(own: Server) -> None:
     async with running(node_of(own, dedupe_window_s=7200, max_payload_bytes=100, queue=PARK)):
         assert kept(own) == DEFAULTS | {
             "dedupe_window": "7200000ms",
@@ -89,7 +89,7 @@ async def test_the_first_node_writes_what_it_says_and_those_that_say_nothing_tak
             assert second.engine.options.queue_lanes == {"mail": LanePolicy("park")}
 
 
-async def test_a_node_that_says_nothing_writes_the_defaults_and_a_client_writes_nothing(own: Server) -> None:
+async def test_a_node_without_settings_writes_the_defaults_and_a_client_writes_nothing(own: Server) -> None:
     async with Client(own.url, partitions=4, dedupe_window="5m") as client:
         assert (client.store.shared.dedupe_window_ms, kept(own)) == (300_000, {})
     async with running(node_of(own)):
@@ -107,7 +107,7 @@ async def test_a_node_that_says_nothing_writes_the_defaults_and_a_client_writes_
         ({"queue": SKIP}, r"queue\.mail\.lane_policy is 'skip' here and 'park' in namespace 'main'"),
     ],
 )
-async def test_nodes_and_workers_that_say_something_else_are_refused(
+async def test_nodes_and_workers_with_other_settings_are_refused(
     own: Server, settings: dict[str, Any], message: str
 ) -> None:
     async with running(node_of(own, queue=PARK)):
@@ -119,7 +119,7 @@ async def test_nodes_and_workers_that_say_something_else_are_refused(
             assert agreeing.healthy
 
 
-async def test_a_client_that_says_something_else_is_refused(own: Server) -> None:
+async def test_a_client_with_other_settings_is_refused(own: Server) -> None:
     async with running(node_of(own)):
         with pytest.raises(ConfigError, match="dedupe_window is '60000ms' here and '3600000ms' in"):
             await Client(own.url, dedupe_window="1m").open()

@@ -23,14 +23,14 @@ def test_a_process_that_ran_well_for_a_while_starts_again_soon() -> None:
     assert backoff.after(RAN_WELL_S) == first
 
 
-def test_one_that_takes_long_to_fail_waits_ever_longer_too() -> None:
+def test_a_process_that_takes_long_to_fail_waits_ever_longer_too() -> None:
     child, backoff = Child(1), Backoff()
     assert [backoff.after(child.ready_s) for _ in range(3)] == [0.25, 0.5, 1.0], (
         "it was never ready, however long it lived"
     )
 
 
-def test_one_that_lives_shorter_than_it_waits_has_not_run_well() -> None:
+def test_a_process_that_lives_shorter_than_it_waited_has_not_run_well() -> None:
     backoff = Backoff()
     while backoff.after(0.1) < LONGEST_DELAY_S:
         pass

@@ -43,7 +43,7 @@ def untried(outcomes: Sequence[Outcome]) -> list[Retry]:
     return [one for one in outcomes if isinstance(one, Retry) and one.untried]
 
 
-async def test_each_is_sent_once_in_order_and_never_more_at_one_time_than_allowed() -> None:
+async def test_requests_are_sent_once_in_order_and_within_the_limit() -> None:
     hosts, target = Hosts(room=1000, connections=200), Target()
     batches = [hosts.carry("a", Limits(7), deliveries(50), target.send) for _ in range(3)]
     assert await asyncio.gather(*batches) == [[DONE] * 50] * 3

@@ -89,7 +89,7 @@ async def test_a_name_that_answered_and_does_not_any_more_gives_its_privilege_up
     lookup.close()
 
 
-async def test_all_who_ask_at_one_time_get_the_same_answer(names: Names) -> None:
+async def test_concurrent_look_ups_of_a_name_share_one_answer(names: Names) -> None:
     lookup = SystemLookup()
     found = await asyncio.gather(*(lookup("new", 80) for _ in range(10)))
     assert found == [["192.0.2.1"]] * 10

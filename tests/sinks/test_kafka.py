@@ -148,7 +148,7 @@ async def test_raw_bytes_arrive_as_they_were_given(world: Callable[..., Any], ka
     assert read_values(kafka.servers, topic) == payload
 
 
-async def test_none_arrives_before_it_is_due_and_each_arrives_once(
+async def test_messages_arrive_once_and_never_before_they_are_due(
     world: Callable[..., Any], kafka: Broker, topic: str
 ) -> None:
     async with world() as running:

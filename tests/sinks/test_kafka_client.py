@@ -75,7 +75,7 @@ async def test_a_batch_is_not_over_while_the_library_has_a_message_of_it() -> No
             assert set(codes(plain(10), await sending)) <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 
-async def test_one_batch_is_over_without_the_others() -> None:
+async def test_a_batch_is_over_although_others_are_not() -> None:
     async with line(message_timeout_ms="300000", message_max_bytes="1500") as made:
         waiting = asyncio.create_task(made.send("t", plain(10)))
         await until_queued(made, 10)

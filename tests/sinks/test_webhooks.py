@@ -335,7 +335,7 @@ async def test_the_example_of_the_page_on_webhooks_reaches_a_receiver(tmp_path: 
     assert (request.body, request.headers["mainspring-id"]) == (b'{"order":42}', "order-42")
 
 
-async def test_elsewhere_the_loopback_is_refused_with_the_setting_that_allows_it(fleet: Fleet, namespace: str) -> None:
+async def test_the_loopback_is_refused_with_the_setting_that_allows_it(fleet: Fleet, namespace: str) -> None:
     with receiving() as receiver:
         async with Client(fleet.url, namespace=namespace, partitions=4) as client:
             await client.put(receiver.url, 1, after="10ms")  # while no node runs that could refuse it

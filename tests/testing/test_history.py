@@ -464,7 +464,7 @@ def test_an_acceptance_that_was_answered_after_the_end_holds_up_no_lane(story: S
     assert check(story) == []
 
 
-def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story: Story) -> None:
+def test_a_head_that_was_moved_is_gone_before_its_caller_gets_an_answer(story: Story) -> None:
     story.put_pair()
     story.begin("second", due=1, at=5020)
     story.end("second", due=1, at=5030)

@@ -42,7 +42,7 @@ def test_a_slow_python_is_passed_over_and_that_is_reported(judged: list[Path]) -
     assert f"PYTHON={slow} keeps it" in told
 
 
-def test_a_slow_one_is_better_than_none(judged: list[Path], tmp_path: Path) -> None:
+def test_a_slow_python_is_better_than_none(judged: list[Path], tmp_path: Path) -> None:
     _, old, slow = judged
     assert found(old, tmp_path / "none", slow) == (str(slow), "")
 
@@ -52,6 +52,6 @@ def test_if_no_python_is_suitable_the_first_is_named(judged: list[Path]) -> None
     assert found(old, old) == (str(old), "")
 
 
-def test_a_real_one_is_judged(tmp_path: Path) -> None:
+def test_a_real_python_is_judged(tmp_path: Path) -> None:
     chosen, _ = found(sys.executable, tmp_path / "none")
     assert chosen == sys.executable

@@ -88,7 +88,7 @@ def test_unannotated_arguments_take_any_json() -> None:
     assert Arguments(any_of, "t/any").read(b'{"it":[1,null]}', raw=False) == {"it": [1, None], "other": 5}
 
 
-def test_the_caller_hears_of_a_mistake_before_anything_is_put() -> None:
+def test_a_mistake_is_refused_before_anything_is_put() -> None:
     for args, kwargs, said in (
         ((), {"order": 1}, "missing a required argument: 'items'"),
         ((1, [], 3), {}, "too many positional arguments"),

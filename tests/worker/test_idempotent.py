@@ -114,7 +114,7 @@ async def begun_and_never_ended(place: Place, handler: Handler) -> Any:
     return handle
 
 
-async def test_one_that_was_begun_and_never_ended_runs_again(place: Place) -> None:
+async def test_a_run_that_began_and_never_ended_runs_again(place: Place) -> None:
     @idempotent()
     async def charge() -> str:
         return "again"
@@ -125,7 +125,7 @@ async def test_one_that_was_begun_and_never_ended_runs_again(place: Place) -> No
     assert kept.log == ("attempt 1 began and never ended; running again",)
 
 
-async def test_or_is_left_to_a_person_where_that_was_asked_for(place: Place) -> None:
+async def test_a_run_that_began_and_never_ended_can_be_left_to_a_person(place: Place) -> None:
     @idempotent(unsure="dead")
     async def charge() -> str:
         raise AssertionError("must not run")

@@ -389,7 +389,7 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_with_any_lea
     await worker.failures.aclose()
 
 
-async def test_a_worker_says_what_it_serves_and_signs_off_when_it_has_stopped(place: Place) -> None:
+async def test_a_worker_lists_what_it_serves_and_leaves_the_list_when_it_has_stopped(place: Place) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def send() -> None:

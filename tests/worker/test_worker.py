@@ -162,7 +162,7 @@ class Unspeakable(Exception):
         raise RuntimeError("no words")
 
 
-async def test_texts_that_are_none_harm_neither_the_worker_nor_other_tasks(
+async def test_invalid_texts_harm_neither_the_worker_nor_other_tasks(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "mainspring")  # who collects the tests' lines could not write them either

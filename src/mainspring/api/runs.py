@@ -19,14 +19,14 @@ from .routes import Call, Route, no_such
 from .tasks import Answered, Printed
 
 LOOK_S: Final = 0.5
-"""Seconds between looks at the log of a running job."""
+"""Seconds between reads of a running job's log."""
 
 LONGEST_FOLLOW_S: Final = 3_600.0
-"""Then the response ends, and the caller may follow again."""
+"""Longest response; afterwards the caller may follow again."""
 AT_ONCE: Final = 128
-"""Logs that one process sends to followers at one time: each is a connection, and some reads a second."""
+"""Most logs that one process sends to followers at a time: each costs a connection, and some reads a second."""
 AT_ONCE_OF_ONE: Final = 32
-"""Those of one client among them."""
+"""Most of them for one client."""
 
 
 class ListRuns(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ async def run_stats(call: Call) -> Answer:
 
 
 def _check_counted(patterns: Sequence[str], call: Call, target: str | None) -> None:
-    """Refuse a bound key the counts of runs that it may not see: webhooks are counted by their host."""
+    """Refuse counts that cover runs which a bound key may not see: webhooks are counted by their host."""
     if target is None or not call.key.sees(target):
         raise Problem("forbidden", "this key is bound to targets; name one of them as target")
     if target.startswith("http") and f"{receiver_of(target)}/*" not in patterns:
@@ -150,7 +150,7 @@ async def run_log(call: Call) -> Sendable:
 
 
 async def _seen_lane(call: Call, lane: str | None) -> str | None:
-    """Return the lane of the log that a bound key asks for; refuse the log of a task or a run that it may not see."""
+    """Return the lane of the log that a bound key asks for; refuse logs of tasks and runs that the key may not see."""
     task_id = call.params["id"]
     if lane is None and is_run_id(task_id, len(call.client.store.keys)):
         run = await call.client.run(task_id)
@@ -164,12 +164,12 @@ async def _seen_lane(call: Call, lane: str | None) -> str | None:
     lane = await call.lane_seen(lane, "run", target_in)
     target, found_in = await _newest(call, task_id, lane)
     call.check_seen(target, "run", task_id)
-    # This lane and no other: the log of another caller's task with the same id may still be there.
+    # Only this lane: the log of another caller's task with the same id may still be there.
     return found_in or ""
 
 
 async def _newest(call: Call, task_id: str, lane: str | None) -> tuple[str | None, str | None]:
-    """Return target and lane of the task that has an id now, or of the last one that had it."""
+    """Return target and lane of the task that has an id now, or of the last task that had it."""
     live = await find_live(call.client.store, task_id, lane)
     if live.state not in LIVE:
         page = await call.client.runs(id=task_id, lane=lane, limit=1)
@@ -179,12 +179,12 @@ async def _newest(call: Call, task_id: str, lane: str | None) -> tuple[str | Non
 
 
 class Followers(Slots):
-    """The responses that follow a log."""
+    """The responses that are following a log."""
 
     def __init__(self) -> None:
         super().__init__(AT_ONCE, AT_ONCE_OF_ONE, "logs are being followed")
         self.waiting: set[asyncio.Task[None]] = set()
-        """Wait for the client of a response to hang up."""
+        """Wait until the client of a response disconnects."""
 
     def end(self) -> None:
         """End all responses: the process stops."""
@@ -193,7 +193,7 @@ class Followers(Slots):
 
 
 class _Following:
-    """A response that sends what a run writes, until it is over."""
+    """A response that sends the output of a run until the run is over."""
 
     def __init__(self, call: Call, lane: str | None, log: RunLog, place: ExitStack) -> None:
         self._call = call

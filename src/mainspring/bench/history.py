@@ -1,4 +1,4 @@
-"""`bench history`: what the history of runs takes, and how soon a run is found in it."""
+"""`bench history`: the cost of the history of runs, and how fast runs are found in it."""
 
 import asyncio
 import os
@@ -27,17 +27,17 @@ from .lifecycle import BenchProgress
 from .sinks import MORE, PUT_US, QUEUE, bench_broker, put_jobs, through_kafka, through_webhooks
 
 BATCH: Final = 500
-"""Runs of a commit, as an owner under load has them."""
+"""Runs in a commit of an owner under load."""
 _LEASE_MS: Final = 3_600_000
 LEASE_S: Final = 60.0
-"""Long: a loaded machine must not cost the leases of what is measured."""
+"""Long, so that a loaded machine does not cost leases."""
 _READS: Final = 200
 _SCHEDULES: Final = 1_000
 _LONE_RUNS: Final = 2_000
-"""Fewer would share out what each partition takes once, and not what a run takes."""
+"""With fewer runs, the fixed cost of each partition would dominate."""
 _BUDGET_BYTES: Final = 16 << 20
 _ROOM_BYTES: Final = 4 << 30
-"""Far more than the runs take: nothing is trimmed but where that is measured."""
+"""Far more than the runs take, so that nothing is trimmed except where trimming is measured."""
 
 
 class HistoryFigures(msgspec.Struct, frozen=True):
@@ -48,21 +48,21 @@ class HistoryFigures(msgspec.Struct, frozen=True):
     bytes_per_run: float
     """In commits of 500, with rollups and rings."""
     bytes_per_lone_run: float
-    """Each in a commit of its own."""
+    """Runs in commits of their own."""
     last_50_of_schedule_ms_p50: float
     last_50_of_schedule_ms_p99: float
     ping_ms_p99: float
     """Of a bare exchange with the server, measured in turns with these reads: what a busy machine adds to each of their
     two."""
     failures_of_24h_ms: float
-    """The newest 1,000 failures, one in a hundred runs."""
+    """Time to read the newest 1,000 failures, one in a hundred runs."""
     budget_used: float
-    """Memory taken for each byte that a full budget counts."""
+    """Memory taken by a full budget, divided by the bytes it counts."""
     fire_ratio_with_history: dict[str, float]
     """Rate of webhooks, workers and Kafka (if a broker can be started) with the history, by that without: the median of
     the rounds, which take turns."""
     cpu_ratio_with_history: dict[str, float]
-    """The same for tasks by CPU second of this process, puts included: other load on the machine changes it less."""
+    """The same for tasks per CPU second of this process, puts included: other load on the machine affects it less."""
 
     @property
     def sound(self) -> bool:
@@ -70,7 +70,7 @@ class HistoryFigures(msgspec.Struct, frozen=True):
 
 
 class _Owner:
-    """Owns all partitions, and commits nothing but runs."""
+    """Owns all partitions, and commits runs only."""
 
     def __init__(self, store: Store, tokens: Sequence[bytes]) -> None:
         self.store = store
@@ -169,7 +169,7 @@ async def _lone(place: BenchEnvironment, runs: int) -> float:
 
 
 async def _filled(place: BenchEnvironment, progress: BenchProgress) -> float:
-    """Return the memory taken once much more was written than a budget holds, for each byte that it counts."""
+    """Write much more than a budget holds; return the memory taken, divided by the bytes that the budget counts."""
     owner = await _Owner.open(place, f"{place.namespace}-full", _BUDGET_BYTES)
     try:
         before = await place.read()
@@ -211,8 +211,8 @@ async def _fire_ratios(
 
 
 async def _ratio(rate: _Rate, rounds: int) -> tuple[float, float]:
-    """Return the ratios of rate and of CPU. Measure in turns, the one first that was second before, so that other load
-    affects both alike."""
+    """Return the ratios of rate and of CPU. Measure by turns in alternating order, so that other load affects both
+    alike."""
     rates, loads = [], []
     for number in range(rounds):
         order = (_OFF, DEFAULT_HISTORY) if number % 2 else (DEFAULT_HISTORY, _OFF)
@@ -227,7 +227,7 @@ async def _ratio(rate: _Rate, rounds: int) -> tuple[float, float]:
 
 
 async def _worked(where: ServerChoice, tasks: int, progress: BenchProgress, rules: HistoryRules) -> float:
-    """Return the rate of a worker whose tasks are all due at one moment."""
+    """Return the rate of a worker whose tasks are all due at the same moment."""
 
     async def nothing(order: int) -> int:
         return order

@@ -34,7 +34,7 @@ RUN_COLUMNS: Final = ("ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARG
 _LOOK_S: Final = 0.5
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _COLUMNS: Final = 60
-"""Most columns of a chart: with its name and the sum it fits a terminal."""
+"""Most columns of a chart, so that it fits a terminal with its name and sum."""
 
 
 @app.command("list")
@@ -120,7 +120,7 @@ def lines_of(run: KeptRun) -> list[str]:
 def log(
     config: "Config",
     id: Annotated[str, typer.Argument(help="The id of a task, also while it runs, or of a run.")], lane: RunLane = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run is over.")] = False,
 ) -> None:  # fmt: skip
     """Print what a run has written: log lines of a handler, or output of a command."""
     with_client(config, lambda client: _print_log(client, id, lane, follow))

@@ -53,9 +53,9 @@ class RunLog(msgspec.Struct, frozen=True):
 
     text: str
     next: str
-    """Pass it as cursor to get what follows."""
+    """Pass it as `cursor` to get the next part."""
     over: bool
-    """True if nothing follows."""
+    """True if no further part follows."""
 
 
 class RunOperations:
@@ -176,7 +176,7 @@ class RunOperations:
             return RunLog(text, after, False)
         if (await find_live(self.store, id, lane)).state in LIVE:
             return RunLog("", after, False)
-        # Again: the end of it may have been published before the task was over, but after the first look.
+        # Read again: its end may have been published after the first read, before the task was over.
         text, after = await history.read_log(self.store, reference, after)
         if text:
             return RunLog(text, after, False)
@@ -189,7 +189,7 @@ class RunOperations:
 
 
 def _rest(details: RunDetails, shown: str) -> str:
-    """Return what a run has written after `shown`, which was published while it ran."""
+    """Return the rest of a run's output after `shown`, the part that was published while it ran."""
     if details.output is not None and shown:
         return ""  # a command publishes everything
     lines = [f"{line}\n" for line in details.log]

@@ -1,7 +1,7 @@
-"""Notices: what people are told about work that fails and recovers, by which rules, and where it goes.
+"""Notices: messages about work that fails and recovers, the rules that cause them, and the channels they go to.
 
-    for signal in signals_of(record, place, channel.late_ms):   # what a run says about a schedule, a target or a lane
-        episode, notice = decide(episode, signal, channel)      # the state between two runs, and what to tell
+    for signal in signals_of(record, place, channel.late_ms):   # about a schedule, a receiver or a lane
+        episode, notice = decide(episode, signal, channel)      # the state between two runs, and the notice to send
 
 An episode begins with the first failure of a subject and ends with enough successes. Its id is the place of the run
 that began it, so a decision that is repeated after a crash makes notices with the same ids.
@@ -42,7 +42,7 @@ MAX_HEADER_CHARS: Final = 200
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """One thing to tell, as the payload of a task for `notify:<channel>`."""
+    """One notice, the payload of a task for `notify:<channel>`."""
 
     kind: NoticeKind
     subject: str
@@ -80,12 +80,12 @@ class Taken(NamedTuple):
     counts: Mapping[NoticeKind, int]
     """All of them by kind."""
     notices: Sequence[Notice]
-    """The first ones: of very many only some are kept."""
+    """The first notices; if there are very many, the others are only counted."""
     fields: Sequence[bytes] = ()
-    """Where they are stored."""
+    """Fields of the box in which they are stored."""
 
 
-# -- what runs say --------------------------------------------------------------------------------------------------
+# -- signals ------------------------------------------------------------------------------------------------
 
 
 class Signal(NamedTuple):
@@ -93,7 +93,7 @@ class Signal(NamedTuple):
 
     subject: str
     kind: NoticeKind
-    """What a failure of this sort is called."""
+    """Kind of the notice if this is a failure."""
     bad: bool
     at_ms: int
     place: str
@@ -104,30 +104,31 @@ class Signal(NamedTuple):
     reason: str = ""
     record: RunRecord | None = None
     late_ms: int = 0
-    """How late the run began; for each channel that is `bad` if it is more than the channel allows."""
+    """How late the run began; each channel decides whether that is too late."""
     lasts: bool = False
-    """True for a state that is looked at again and again, instead of runs that end one after the other."""
+    """True for a state that is checked repeatedly, False for a run that has ended."""
 
     @property
     def everywhere(self) -> bool:
-        """True if runs of all partitions say something about the subject, in no order; otherwise those of one do."""
+        """True if runs of the subject are recorded in all partitions, in no common order; otherwise in one
+        partition."""
         return not self.subject.startswith(ONE_PLACE)
 
     @property
     def key(self) -> str:
-        """What has an episode of its own: a schedule may be late, and fail, apart from each other."""
+        """Name of the episode: the lateness and the failures of a schedule are separate episodes."""
         return f"{_TRACKS.get(self.kind, self.kind)}|{self.subject}"
 
 
 ONE_PLACE: Final = ("schedule:", "lane:")
-"""Beginnings of subjects whose runs are all recorded in one partition."""
+"""Prefixes of subjects whose runs are all recorded in one partition."""
 _TRACKS: Final[Mapping[NoticeKind, str]] = {"failed": "run", "missed": "run", "dead": "run"}
 OURS: Final = f"{NOTIFY}:"
-"""Targets of which nothing is told: a notice that cannot be sent is no reason for another notice."""
+"""Prefix of targets that cause no notices: a notice that cannot be sent is no reason for another notice."""
 
 
 def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
-    """Yield what a run says."""
+    """Yield the signals of a run."""
     if record.target.startswith(OURS):
         return
     receiver = f"queue:{record.queue}" if record.queue else receiver_of(record.target)
@@ -139,7 +140,7 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
 
     end, subject = record.end, receiver if schedule is None else f"schedule:{schedule}"
     if end == "retry" and not record.began_ms:
-        return  # postponed: the receiver was not asked
+        return  # postponed: the receiver was not contacted
     if end == "done":
         yield signal(subject, "dead" if schedule is None else "failed", bad=False)
         if record.lane is not None:
@@ -165,7 +166,7 @@ _LISTS: Final = ("kinds", "schedules", "targets", "queues", "namespaces")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a channel is told. Each list that is given must fit."""
+    """Which notices a channel gets. A signal must match each list that is given."""
 
     kinds: tuple[NoticeKind, ...] = KINDS
     schedules: tuple[str, ...] = ()
@@ -174,13 +175,13 @@ class Rule:
     queues: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
     after: int = 1
-    """Failures in a row that begin to be told."""
+    """Failures in a row that cause a notice."""
     recover_after: int = 1
     """Successes in a row that end an episode."""
     remind: str = "never"
-    """How often an episode that lasts is told again: `never`, `each` failure, or a span such as `1h`."""
+    """When an episode that lasts causes another notice: `never`, at `each` failure, or after a span such as `1h`."""
     late_ms: int | None = None
-    """How late a run may begin; None tells of none."""
+    """How late a run may begin; None means any lateness is fine."""
 
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
@@ -216,7 +217,7 @@ class Rule:
         return " ".join(parts if self.late_ms is None else [*parts, f"late={delay_text(self.late_ms)}"])
 
     def fits(self, signal: Signal) -> bool:
-        """Return whether this channel is to be told about such a signal."""
+        """Return whether the channel gets notices about this signal."""
         return (
             (signal.kind in self.kinds or not signal.bad)
             and _fits(self.schedules, signal.schedule)
@@ -243,13 +244,13 @@ class Episode(msgspec.Struct, array_like=True, frozen=True, gc=False):
     successes: int = 0
     """Successes since the last failure."""
     told_ms: int | None = None
-    """When it was last told; None if it has not been told."""
+    """When the last notice was sent; None if there was none."""
     last_ms: int = 0
     """When it last failed."""
 
     @property
     def of_runs(self) -> bool:
-        """True if a run began it, and not a state."""
+        """True if a run began it, False if a state did."""
         return "." in self.began
 
 
@@ -258,7 +259,7 @@ def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode
     if not signal.bad:
         return _after_success(episode, signal, rule)
     if episode is not None and signal.kind == "dead" and signal.at_ms > episode.last_ms + QUIET_MS:
-        episode = None  # of some targets only failures are recorded, and no success would end it
+        episode = None  # for some targets only failures are recorded, so no success would end the episode
     before = episode or Episode(signal.place, signal.at_ms)
     count = before.failures + 1
     failing = msgspec.structs.replace(before, failures=count, successes=0, last_ms=max(signal.at_ms, before.last_ms))
@@ -271,23 +272,23 @@ def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode
         return msgspec.structs.replace(failing, told_ms=signal.at_ms), _notice(signal, failing, signal.kind)
     if not signal.lasts:
         return failing, None
-    # A state is seen again and again: only what is told of it counts, and that somebody has seen it lately.
+    # A state is checked repeatedly: a check that causes no notice is not a failure, and shows only that it lasts.
     seen_ms = signal.at_ms if signal.at_ms >= before.last_ms + SEEN_EVERY_MS else before.last_ms
     return msgspec.structs.replace(before, last_ms=seen_ms), None
 
 
 SEEN_EVERY_MS: Final = 60_000
-"""How often it is noted that a state lasts."""
+"""Interval at which the episode of a lasting state is updated."""
 QUIET_MS: Final = 3_600_000
-"""Dead tasks of one receiver are one episode as long as no more than this lies between them. Shortest time between
-reminders of a state that lasts."""
+"""Dead tasks of one receiver belong to one episode if no more than this lies between them. Also the shortest time
+between reminders of a lasting state."""
 
 
 def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
     if episode is None or episode.told_ms is None:
         return None, None
     if signal.record is not None and signal.everywhere and signal.at_ms < episode.last_ms:
-        return episode, None  # of another partition, and read later than the failure
+        return episode, None  # it ended before the failure, in another partition, and was read after it
     if episode.successes + 1 < rule.recover_after:
         return msgspec.structs.replace(episode, successes=episode.successes + 1), None
     return None, _notice(signal, episode, "recovered") if "recovered" in rule.kinds else None
@@ -318,11 +319,11 @@ _ENDED: Final[Mapping[NoticeKind, str]] = {
     "late": "it begins in time again", "disabled": "it takes tasks again", "no worker": "a worker serves the queue",
     "breaker": "its circuit breaker has closed",
 }  # fmt: skip
-"""What a recovery means; without a text it means that a run succeeded, or a beat came."""
+"""Reason of a recovery. Without a text it means that a run succeeded, or a beat came."""
 
 
 class Decided(NamedTuple):
-    """A notice that was decided, with the id of its task: the same whenever it is decided again."""
+    """A notice to send, with the id of its task: a repeated decision gives the same id."""
 
     id: str
     channel: str
@@ -341,16 +342,16 @@ MOST_EPISODES: Final = 100_000
 
 
 class Episodes:
-    """The open episodes of all channels, and how they change. Healthy subjects leave nothing here."""
+    """The open episodes of all channels, and their changes. Healthy subjects have none."""
 
     def __init__(self, known: Mapping[str, Episode]) -> None:
         self.known = dict(known)
-        """By channel, sort and subject: `ops|run|schedule:nightly`."""
+        """Episodes by channel, track and subject: `ops|run|schedule:nightly`."""
         self.changed: dict[str, Episode | None] = {}
-        """Since they were read; None for those that ended."""
+        """Episodes changed since they were read; None for those that ended."""
 
     def take(self, signal: Signal, channels: "Channels") -> Iterator[Decided]:
-        """Follow one signal; yield what it makes to tell."""
+        """Follow one signal; yield the notices it causes."""
         for channel in channels.values():
             if signal.kind == "late":
                 if channel.rule.late_ms is None:
@@ -381,7 +382,7 @@ class Episodes:
 
 
 _MAX_SUBJECT_BYTES: Final = 128
-"""Longer ones are hashed: the id has other parts, and is limited."""
+"""Longer subjects are hashed: ids are limited, and have other parts."""
 
 
 def notice_id(channel: str, signal: Signal, episode: Episode | None, notice: Notice) -> str:
@@ -397,14 +398,14 @@ def notice_id(channel: str, signal: Signal, episode: Episode | None, notice: Not
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SmtpServer:
-    """A mail server: `smtps://user:password@host:465` with TLS, or `smtp://…:587`, which turns to TLS (STARTTLS)."""
+    """A mail server: `smtps://user:password@host:465` with TLS, or `smtp://…:587`, which switches to TLS (STARTTLS)."""
 
     host: str
     port: int
     tls: bool
     """TLS from the first byte; otherwise STARTTLS."""
     plain: bool = False
-    """Neither: only for a server on this machine, without a password."""
+    """Without TLS: only for a server on this machine, and without a password."""
     user: str = ""
     password: str = field(default="", repr=False)
 
@@ -493,13 +494,13 @@ Way = MailWay | WebWay | AppriseWay
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Where notices go, and which."""
+    """A channel: the notices it gets, and how they are sent."""
 
     name: str
     way: Way
     rule: Rule = Rule()
     table: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The settings that it was read from, secrets included."""
+    """The settings it was read from, secrets included."""
 
 
 class Channels(Tables[Channel]):
@@ -515,7 +516,7 @@ class Channels(Tables[Channel]):
         return {name: dict(one.table) for name, one in self.items()}
 
     def of(self, namespace: str) -> "Channels":
-        """Return the channels that are told about a namespace."""
+        """Return the channels for notices about a namespace."""
         return Channels({name: one for name, one in self.items() if _fits(one.rule.namespaces, namespace)})
 
 
@@ -595,7 +596,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
 
 
 class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """When a beat of another program's job is expected: by a cron line, or so long after the one before."""
+    """When the next beat of another program's job is expected: by a cron line, or a span after the last beat."""
 
     cron: str = ""
     every_ms: int = 0
@@ -607,7 +608,7 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def make(
         cls, every: str | None = None, cron: str | None = None, timezone: str | None = None, grace: str | None = None
     ) -> "Expected | None":
-        """Return what the fields of a request or of `[beats.<name>]` say; None if they say nothing. Refuse nonsense."""
+        """Return the expectation in the fields of a request or of `[beats.<name>]`; None if they have none."""
         if every is None and cron is None:
             if timezone is not None or grace is not None:
                 raise InvalidInput("timezone and grace need a cron line or an interval; give every or cron too")
@@ -644,7 +645,7 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return f"{when}, grace {delay_text(self.grace_ms)}"
 
     def deadline_ms(self, last_ms: int) -> int:
-        """Return until when the beat after the one at `last_ms` must come; ten years later at most, as for any task."""
+        """Return until when the beat after the one at `last_ms` must come: within ten years, as for any task."""
         if not self.cron:
             return last_ms + min(self.every_ms + self.grace_ms, HORIZON_MS)
         from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
@@ -674,7 +675,7 @@ def check_beat(name: object) -> str:
 
 
 class Beat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A job that others run, and when it must report again."""
+    """A job of another program, and when it must report again."""
 
     name: str
     expected: Expected
@@ -696,7 +697,7 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def beat_signal(beat: Beat, now_ms: int) -> Signal:
-    """Return whether a beat is missing. Looked at again and again, it is the same state until a beat comes."""
+    """Return the signal that a beat is missing, or not. Repeated checks report the same state until a beat comes."""
     subject, bad = f"{BEAT}:{beat.name}", now_ms > beat.deadline_ms
     reason = f"the last beat came at {moment(beat.last_ms)}" if beat.last_ms else "it never came"
     at_ms = now_ms if bad else beat.last_ms

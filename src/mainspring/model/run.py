@@ -1,9 +1,9 @@
-"""How a run ended: what the receiver said, what is decided about the task, and the record of what happened.
+"""The end of a run: the outcome of its attempt, the verdict on its task, and the record for the history.
 
     said = await sink.deliver(batch)                # Done, Retry or Dead: model/delivery.py
-    verdict = judge(said, body, ...)                # what becomes of the task
+    verdict = judge(said, body, ...)                # what happens to the task
     record = RunRecord.of(task, verdict, said, ...) # a fact that never changes
-    failures.report(record.failure(said, key))      # what an error handler is told
+    failures.report(record.failure(said, key))      # for the error handler
     rules.keeps(record)                             # whether the history has it
 
 A node and a worker share all of this, so that a policy means the same wherever a task runs.
@@ -35,11 +35,11 @@ UNTRIED_WAIT_MS: Final = 1_000
 """Wait after an attempt that did not reach its receiver, if no other was asked for."""
 
 TaskEnd = Literal["done", "retry", "dead", "parked", "expired", "dropped", "cancelled"]
-"""What becomes of a task after an attempt. `parked`: it waits at the head of its stalled lane."""
+"""What happens to a task after an attempt. `parked`: it waits at the head of its stalled lane."""
 
 NotRunEnd = Literal["lost", "skipped", "missed", "paused", "excluded"]
-"""Ends that nobody decided about a finished attempt. `lost`: the node or worker died; the others: a planned run of a
-schedule did not take place (overlap, outage, pause, excluded day)."""
+"""Ends without a finished attempt. `lost`: the node or worker died. The others: a planned run of a schedule did not
+take place (overlap, outage, pause, excluded day)."""
 
 RunEnd = TaskEnd | Literal["timeout"] | NotRunEnd
 """`timeout`: a retry or a death because the attempt took too long; `next_ms` says whether another attempt follows."""
@@ -51,7 +51,7 @@ PASSED_ENDS: Final[Mapping[str, NotRunEnd | Literal["cancelled"]]] = {
     "missed": "missed", "overlap": "skipped", "paused": "paused", "excluded": "excluded", "cancelled": "cancelled",
     "lost": "lost",
 }  # fmt: skip
-"""Why a planned time did not run, as schedules count it, and the end of its record."""
+"""The end in the record of a planned time that did not run, by the reason that schedules count."""
 
 FAILED_ENDS: Final[frozenset[RunEnd]] = frozenset({"retry", "dead", "timeout", "parked", "expired", "lost", "missed"})
 """Ends that count as failures."""
@@ -65,7 +65,7 @@ class Verdict(NamedTuple):
     wait_ms: int = 0
     """Wait before the next attempt."""
     counted: bool = True
-    """False if the receiver was not asked: the attempt does not count."""
+    """False if the receiver was not contacted: the attempt does not count."""
 
     @property
     def is_over(self) -> bool:
@@ -87,7 +87,7 @@ def judge(
     lane: LanePolicy | None,
     since_ms: int,
 ) -> Verdict:
-    """Decide what becomes of a task whose due attempt was answered with `said`.
+    """Decide what happens to a task whose due attempt had the outcome `said`.
 
     `lane` is the policy of its lane, if it has one, and `since_ms` is when the lane's head first failed.
     """
@@ -125,7 +125,7 @@ def parked(verdict: Verdict, reason: str, lane: LanePolicy, now_ms: int, since_m
 
 
 class Attempted(Protocol):
-    """A task as a node or a worker has it."""
+    """A task in the hands of a node or a worker."""
 
     @property
     def idh(self) -> bytes: ...
@@ -206,7 +206,7 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
     def failure(self, said: Retry | Dead, idempotency_key: str) -> Failure:
-        """Return what an error handler is told of this attempt, which failed."""
+        """Return the report of this failed attempt for the error handler."""
         fate: Fate = "parked" if self.end == "parked" else "dead" if self.next_ms is None else "retry"
         return Failure(
             id=self.task_id,
@@ -240,7 +240,7 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def passed_run(definition: "Definition", slot: "NotRun", now_ms: int, by: str = "") -> RunRecord:
-    """Return the record of planned times that did not run, for one reason."""
+    """Return the record of planned times that did not run for the same reason."""
     task_id = occurrence_id(definition.name, slot.to_ms)
     reason = slot.reason if slot.count == 1 else f"{slot.reason}: {slot.count} planned times"
     end = PASSED_ENDS.get(slot.reason, "skipped")
@@ -251,7 +251,7 @@ def passed_run(definition: "Definition", slot: "NotRun", now_ms: int, by: str = 
 
 
 class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a run left behind besides its record. It has a budget and an expiry of its own."""
+    """Details of a run beside its record. They have their own budget and expiry."""
 
     response: Response | None = None
     """The webhook's response."""
@@ -302,7 +302,7 @@ def timed_out(said: Outcome) -> bool:
 # -- what is kept ----------------------------------------------------------------------------------------------
 
 HistoryRule = Literal["all", "failures", "off"]
-"""Runs that are kept: all, those that failed, or none."""
+"""Runs to keep: all, only failures, or none."""
 
 _KEPT_WHOLE: Final = frozenset({"http", "https", "queue", "command", "notify"})
 """Schemes whose runs are all kept unless a rule says otherwise: webhooks, handlers, commands, notices."""
@@ -311,15 +311,16 @@ _RULE_KEY: Final = re.compile(r"(?:schedule|queue|target):.+|(?!schedule:|target
 
 @dataclass(frozen=True, slots=True)
 class HistoryRules:
-    """Which runs are kept. The nearest rule counts: that of the schedule, the queue, the named target, the scheme.
+    """Which runs are kept. The nearest rule applies: that of the schedule, the queue, the named target, or the scheme.
 
-    Without a rule, all runs of schedules, handlers, commands, webhooks and notices are kept, and other failures.
+    Without a rule, all runs of schedules, handlers, commands, webhooks and notices are kept; for other targets only
+    failures.
     """
 
     rules: Mapping[str, HistoryRule] = field(default_factory=dict)
     """By `schedule:<name>`, `queue:<name>`, `target:<name>`, or by the scheme of targets, `kafka:`."""
     schemes: Mapping[str, str] = field(default_factory=dict)
-    """Scheme of the address of each named target; workers do not need them."""
+    """Scheme of the address behind each named target. Only nodes need it."""
 
     def __hash__(self) -> int:
         return hash(frozenset(self.rules.items()))
@@ -386,17 +387,17 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
     by: str | None = None
     """The node or worker."""
     allowed: tuple[str, ...] | None = None
-    """Patterns of targets of which one must fit."""
+    """Patterns, at least one of which the target must match."""
     ends: frozenset[RunEnd] | None = None
     from_ms: int = 0
     """When a run was recorded, included: within milliseconds of its end."""
     to_ms: int = 1 << 45
     """Not included."""
     idhs: frozenset[bytes] | None = None
-    """Of one task: the hashes that it may have."""
+    """Hashes that the id of one task may have."""
 
     def fits(self, record: RunRecord) -> bool:
-        """Return whether a record matches; its time is compared elsewhere."""
+        """Return whether a record matches. The caller compares its time."""
         return (
             (self.idhs is None or record.idh in self.idhs)
             and (self.ends is None or record.end in self.ends)
@@ -409,7 +410,7 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeptRun(NamedTuple):
-    """A run as the history has it."""
+    """A run in the history."""
 
     id: str
     """Names the run for as long as it is kept."""
@@ -417,7 +418,7 @@ class KeptRun(NamedTuple):
     """When it was recorded."""
     record: RunRecord
     details: RunDetails | None = None
-    """None in lists, and if none were left or they have gone."""
+    """None in lists, and if the run has none or they were dropped."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -492,9 +493,9 @@ class RunCounts(msgspec.Struct, frozen=True):
     failed: int = 0
     retried: int = 0
     skipped: int = 0
-    """Did not run, or not to its end, because someone or a rule said so."""
+    """Runs that were cancelled or dropped, or did not take place."""
     durations: tuple[int, ...] = (0,) * 12
-    """Runs by duration: less than 1 ms, 4 ms, 16 ms and so on; the last has all that took longer."""
+    """Runs by duration: less than 1 ms, 4 ms, 16 ms and so on; the last bucket has all longer ones."""
     latenesses: tuple[int, ...] = (0,) * 12
     """First attempts by lateness, in the same steps."""
     duration_ms: int = 0
@@ -503,7 +504,7 @@ class RunCounts(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> int:
-        """All of them."""
+        """Number of all runs."""
         return self.ok + self.failed + self.retried + self.skipped
 
 

@@ -1,11 +1,11 @@
-"""Decides what to tell: of the runs of this node's partitions, of states that it sees, and for all as the leader; and
-gathers what was decided into one message a minute for each channel.
+"""Decides about notices, from the runs of this node's partitions, from states that the node sees, and as the leader for
+all nodes; and gathers them into one message a minute for each channel.
 
-Notices are put before the episodes, and the place up to which runs were followed, are stored. A node that dies in
-between, or that has lost the partition, makes the same decision as its successor, from the same runs and with the same
-ids. A notice is a task for `notify:<channel>`, which puts it into the box of the channel. The first one there makes a
-digest task, due some seconds later, which sends one message with everything in the box. Every step can be repeated: a
-notice counts once by its id, a digest takes the same notices at each attempt, and its message has the same id.
+Notices are put before the changed episodes, and the place up to which runs were followed, are stored. If the node dies
+in between, or has lost the partition, its successor makes the same decision from the same runs, with the same ids. A
+notice is a task for `notify:<channel>`, which puts it into the box of the channel. The first notice in the box puts a
+digest task, due some seconds later, which sends one message with all notices in the box. Every step can be repeated: a
+notice counts once by its id, a digest takes the same notices at each attempt, and its message keeps its id.
 """
 
 import logging
@@ -53,44 +53,44 @@ log = logging.getLogger("mainspring.notices")
 
 EVERY_S: Final = 1.0
 LOOK_EVERY_MS: Final = 10_000
-"""Interval between looks of the leader at queues, pauses and beats."""
+"""Interval at which the leader checks queues, pauses and beats."""
 OLD_MS: Final = 3_600_000
-"""Age of runs that are not told any more: the settings were without channels for a while."""
+"""Runs older than this cause no notices: there were no channels, or no nodes, for a while."""
 WAITED_MS: Final = 30_000
-"""How long jobs wait without a worker before that is told: a worker may be starting."""
+"""How long jobs wait without a worker before there is a notice: a worker may be starting."""
 UNSEEN_MS: Final = 180_000
-"""A breaker that no node has seen open for so long is closed: the node that had opened it has died."""
+"""A breaker that no node has seen open for this long counts as closed: the node that had opened it has died."""
 FORGOTTEN_MS: Final = 35 * 86_400_000
-"""After so long without a failure an episode is forgotten: its schedule was removed, or runs once a year."""
+"""An episode without a failure for this long is forgotten: its schedule was removed, or runs once a year."""
 RECEIVER_FORGOTTEN_MS: Final = 86_400_000
-"""The same for a receiver: for its next success, the successes of all partitions are read."""
+"""The same for a receiver. Shorter, because until it recovers the successes of all partitions are read."""
 _STATES: Final[Mapping[str, NoticeKind]] = {"breaker": "breaker", "disabled": "disabled", "no worker": "no worker"}
-"""Kinds that nodes see as states, by the sort of their episodes."""
+"""Kinds that nodes see as states, by the track of their episodes."""
 WATCHDOG: Final = "mainspring-watchdog"
-"""Name of the target that the watchdog's task calls; the address stays in the settings."""
+"""Name of the target that the watchdog's task calls: the address stays in the settings."""
 WATCHDOG_EVERY_MS: Final = 60_000
 MOST_RESPONSES: Final = 5
-"""Notices of one partition to which the response is added at once: a message shows no more."""
+"""Notices of one step that get the response of their receiver: a message shows no more of them."""
 _GONE: Final = "HTTP 410"
-"""Beginning of the reason for which a node disables a target."""
+"""Prefix of the reason of the pause if a node has disabled a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeOptions:
-    """What a node tells, and what it expects."""
+    """The notices of a node: channels, expected beats, and the watchdog."""
 
     channels: Channels = field(default_factory=Channels)
-    """Those that are told about this namespace."""
+    """Channels for notices about this namespace."""
     beats: Beats = field(default_factory=Beats)
     watchdog: bool = False
-    """Whether there is a target that the leader calls every minute."""
+    """True if the leader calls a URL every minute."""
 
     def __bool__(self) -> bool:
         return bool(self.channels or self.beats or self.watchdog)
 
 
 class Notifier:
-    """One role of a node. Without channels, beats and a watchdog there is nothing for it to do."""
+    """The role of a node that decides about notices. Without channels, beats and a watchdog it does nothing."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Notifier:
         self._notices = Notices(store)
         self._notes = Notes()
         self._wants_successes = any(one.rule.late_ms is not None for one in options.channels.values())
-        self._told_unavailable: frozenset[str] = frozenset()
-        self._told_at_ms = self._look_at_ms = self._call_at_ms = 0
+        self._reported_unavailable: frozenset[str] = frozenset()
+        self._reported_at_ms = self._look_at_ms = self._call_at_ms = 0
 
     async def step(self) -> float:
         if not self._options:
@@ -145,7 +145,7 @@ class Notifier:
         for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
             entries = found
             if found and not isinstance(found, StoreError) and one.successes_ms is None:
-                # Something failed. From here on successes matter too, also those of the same moment.
+                # Something failed: from here on successes are needed too, also those of the same millisecond.
                 [entries] = await self._notices.new_runs([one._replace(successes_ms=found[0].at[0])])
             if isinstance(entries, StoreError):
                 failure = entries
@@ -155,7 +155,7 @@ class Notifier:
         return more, failure
 
     def _asked(self, number: int, notes: Notes, since: Mapping[int, int]) -> AskedRuns:
-        """Where nothing fails, successes end no episode and are not read; and what is long past is not told."""
+        """Return which runs to read. Successes are needed only while something fails; old runs cause no notices."""
         oldest_ms = self._store.clock.now_ms() - OLD_MS
         starts = [since[at] for at in (number, EVERYWHERE) if at in since]
         successes_ms = oldest_ms if self._wants_successes else min(starts, default=None)
@@ -182,27 +182,29 @@ class Notifier:
     # -- states ------------------------------------------------------------------------------------------------------
 
     async def _look_at_breakers(self) -> None:
-        """Tell of breakers that have opened or closed here. Breakers of one receiver on many nodes are one episode."""
+        """Report breakers that opened or closed on this node. Breakers of one receiver on many nodes are one
+        episode."""
         now_ms = self._store.clock.now_ms()
         now = frozenset(one for one in self._unavailable() if not one.startswith(OURS))
-        if now == self._told_unavailable and not (now and now_ms >= self._told_at_ms + UNSEEN_MS // 3):
+        if now == self._reported_unavailable and not (now and now_ms >= self._reported_at_ms + UNSEEN_MS // 3):
             return
-        bad = [self._state("breaker", one, bad=True) for one in now]
-        await self._tell([*bad, *(self._state("breaker", one, bad=False) for one in self._told_unavailable - now)])
-        self._told_unavailable, self._told_at_ms = now, now_ms
+        opened = [self._state("breaker", one, bad=True) for one in now]
+        closed = [self._state("breaker", one, bad=False) for one in self._reported_unavailable - now]
+        await self._report([*opened, *closed])
+        self._reported_unavailable, self._reported_at_ms = now, now_ms
 
     def _state(
         self, kind: NoticeKind, receiver: str, *, bad: bool, since_ms: int | None = None, reason: str = ""
     ) -> Signal:
         now_ms = self._store.clock.now_ms()
-        # Nodes that see it in the same minute tell it once.
+        # Nodes that see the same state in the same minute cause one notice.
         place = str(now_ms // 60_000 if since_ms is None else since_ms)
         queue = receiver.removeprefix("queue:") if receiver.startswith("queue:") else None
         target = receiver if queue is None else None
         return Signal(receiver, kind, bad, now_ms, place, None, target, queue, reason, lasts=True)
 
-    async def _tell(self, signals: Sequence[Signal], seen: Collection[str] | None = None) -> None:
-        """Follow states. `seen` are the beats that are watched: given by the leader, who ends what is over."""
+    async def _report(self, signals: Sequence[Signal], seen: Collection[str] | None = None) -> None:
+        """Follow states. `seen` are the watched beats: the leader passes them, and ends the episodes that are over."""
         while True:
             self._notes = notes = await self._notices.read_notes(self._notes)
             episodes = Episodes(notes.episodes)
@@ -216,7 +218,7 @@ class Notifier:
                 return
 
     def _over(self, episodes: Episodes, signals: Sequence[Signal], watched: Collection[str]) -> Iterable[Signal]:
-        """Yield the states that are over, and forget episodes that nothing will end."""
+        """Yield the states that are over; forget episodes that no signal will end."""
         bad = {signal.key for signal in signals if signal.bad}
         now_ms = self._store.clock.now_ms()
         for key, one in list(episodes.known.items()):
@@ -238,7 +240,7 @@ class Notifier:
         if self._options.watchdog and not now_ms < self._call_at_ms <= now_ms + WATCHDOG_EVERY_MS:
             minute = now_ms // WATCHDOG_EVERY_MS
             call = Task(f"target:{WATCHDOG}", id=f"watchdog/{minute}", expires="1m", retries=0)
-            # A caller may have put a task with this id, so that no call is made.
+            # Replace: a caller may have put a task with this id to keep the call from being made.
             await self._notices.put([call], "replace")
             self._call_at_ms = (minute + 1) * WATCHDOG_EVERY_MS
         if now_ms < self._look_at_ms <= now_ms + LOOK_EVERY_MS:
@@ -247,10 +249,10 @@ class Notifier:
         beats = await self._watched()
         if self._options.channels:
             states = [*await self._disabled(now_ms), *await self._without_workers(now_ms)]
-            await self._tell([*states, *(beat_signal(one, now_ms) for one in beats.values())], beats.keys())
+            await self._report([*states, *(beat_signal(one, now_ms) for one in beats.values())], beats.keys())
 
     async def _watched(self) -> dict[str, Beat]:
-        """Return the beats that are watched; those of the settings from now on, whether or not any has come."""
+        """Return the watched beats. Those of the settings are watched from now on, even if none has come yet."""
         beats = await self._notices.beats()
         for name, expected in self._options.beats.items():
             if (known := beats.get(name)) is None or known.expected != expected:
@@ -284,7 +286,7 @@ class Notifier:
         ]
 
 
-# -- the way out ---------------------------------------------------------------------------------------------------
+# -- the sink -------------------------------------------------------------------------------------------------
 
 DIGEST: Final = "/digest"
 DIGEST_RETRY: Final = "12 base=5s cap=10m"
@@ -297,7 +299,8 @@ class DigestRequest(msgspec.Struct, frozen=True):
 
 
 class NotifySink:
-    """`notify:<channel>` gathers notices, and `notify:<channel>/digest` sends them as one message."""
+    """Delivers to `notify:<channel>`, which gathers notices, and to `notify:<channel>/digest`, which sends them as one
+    message."""
 
     batch_tasks = 500
 
@@ -306,8 +309,8 @@ class NotifySink:
         self._http = http
         self._namespace = namespace
         self.notices: Notices | None = None
-        """Known only when the node has started."""
-        # Looked up once: every notice that comes due asks.
+        """Set when the node has started."""
+        # Looked up once: the engine asks for every notice that is due.
         self._lacks = {name: missing_for(one, http) for name, one in channels.items()}
 
     def missing(self, target: str) -> str | None:
@@ -319,7 +322,7 @@ class NotifySink:
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         target = batch[0].target.partition(":")[2]
         name = target.removesuffix(DIGEST)
-        if name not in self._channels:  # not dead: another node may know it, or this one after its next start
+        if name not in self._channels:  # not dead: another node may have the channel, or this one after its next start
             return [Retry(f"this node has no channel {name!r}; add [notify.{name}] to its settings")] * len(batch)
         if self.notices is None:
             return [Retry("the node is starting or stopping", untried=True)] * len(batch)
@@ -346,7 +349,7 @@ class NotifySink:
         return outcome
 
     async def aclose(self) -> None:
-        """Do nothing: whoever made the HTTP sink closes it."""
+        """Do nothing: the owner of the HTTP sink closes it."""
 
 
 async def _gather(store: Notices, channel: str, batch: Sequence[Delivery]) -> list[Outcome]:
@@ -359,7 +362,7 @@ async def _gather(store: Notices, channel: str, batch: Sequence[Delivery]) -> li
             outcomes[at] = Dead(f"the payload is no notice: {error}")
     if notices:
         due_ms = await store.add(channel, notices)
-        # Also for notices that were there before: the digest may not have been put, and then nobody would send them.
+        # Also for notices that were there before: their digest may not have been put, and they would never be sent.
         digest = Task(
             f"{NOTIFY}:{channel}{DIGEST}", msgspec.to_builtins(DigestRequest(due_ms)), at=due_ms,
             id=f"{NOTIFY}/{channel}/{due_ms}", retry=DIGEST_RETRY,
@@ -368,18 +371,18 @@ async def _gather(store: Notices, channel: str, batch: Sequence[Delivery]) -> li
     return outcomes
 
 
-# -- the history elsewhere ---------------------------------------------------------------------------------------------
+# -- forwarding the history -------------------------------------------------------------------------------------------
 
 
 class Forwarder:
-    """Puts every record of the history as a task for `target`, with the id of the run: at least once, as the cursor of
-    a partition follows when the tasks are stored."""
+    """Puts every record of the history as a task for `target`, with the id of the run. At least once: the cursor of a
+    partition moves after the tasks are stored."""
 
     def __init__(self, store: Store, owned: Mapping[int, Partition], target: str) -> None:
         self._store, self._owned, self._target = store, owned, target
         self._notices = Notices(store)
         self._ends: dict[int, tuple[bytes, EntryId]] = {}
-        """The token under which a partition was read, and how far its history has been forwarded."""
+        """By partition: the token under which it was read, and how far its history has been forwarded."""
 
     async def step(self) -> float:
         asked: list[AskedRuns] = []
@@ -406,7 +409,7 @@ class Forwarder:
         runs = [
             KeptRun(run_id, RunRef.parse(run_id, partitions).ms, record)
             for run_id, record in in_order(found)
-            if not (record.target == self._target and is_run_id(record.task_id, partitions))  # a record on its way
+            if not (record.target == self._target and is_run_id(record.task_id, partitions))  # being forwarded
         ]
         await self._notices.put([Task(self._target, run.as_dict(), id=run.id) for run in runs])
         end = found[-1].at

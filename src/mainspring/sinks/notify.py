@@ -1,6 +1,6 @@
 """The messages of a channel: one digest as mail, as a webhook, for a chat, or for a service of apprise.
 
-Each way out is one small function of the digest; `send` chooses it. Text that came from tasks is escaped by each.
+Each format is one small function of the digest, which escapes text that came from tasks; `send` chooses it.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ log = logging.getLogger("mainspring.notices")
 
 
 async def send(channel: Channel, digest: "Digest", delivery: Delivery, http: HttpSink) -> Outcome:
-    """Send one message; the key of the delivery tells repeats from new ones."""
+    """Send one message; its key lets the receiver recognise a repeat."""
     match channel.way:
         case WebWay(hook, form):
             payload = msgspec.json.encode(_FORMS[form](digest))
@@ -70,7 +70,7 @@ _VERBS: Final[Mapping[NoticeKind, str]] = {
 
 
 class Digest:
-    """One message about some notices; each form escapes what came from tasks in its own way."""
+    """One message about some notices. Each format escapes text that came from tasks in its own way."""
 
     def __init__(self, namespace: str, channel: str, taken: Taken) -> None:
         self.namespace = escape(namespace)
@@ -87,7 +87,7 @@ class Digest:
 
     @property
     def lines(self) -> list[str]:
-        """How often each subject is told of, if there are several notices."""
+        """Subjects with the number of their notices, if there are several notices."""
         if self.total <= 1:
             return []
         tally = Counter(map(_head, self.notices))
@@ -115,7 +115,7 @@ class Digest:
         return "\n\n".join([*parts, self._foot]) + "\n"
 
     def html(self) -> str:
-        """Return the same as HTML, without pictures, links and scripts."""
+        """Return the whole message as HTML, without pictures, links and scripts."""
         color = "#1b7f4b" if self.counts.keys() == {"recovered"} else "#b3261e"
         parts = [f'<h2 style="font-size:18px;border-left:5px solid {color};padding-left:10px">{_safe(self.title)}</h2>']
         if self.lines:
@@ -147,7 +147,7 @@ def _safe(text: str) -> str:
 
 
 def facts_of(notice: Notice) -> list[tuple[str, str]]:
-    """Return what a notice says, name by name, on one line each."""
+    """Return the facts of a notice as names and values, one line each."""
     well, first = notice.kind == "recovered", notice.since_ms == notice.at_ms
     facts: list[tuple[str, object]] = [
         ("reason", notice.reason),
@@ -244,7 +244,7 @@ SMTP_TIMEOUT_S: Final = 30.0
 
 
 def mail_of(way: MailWay, digest: Digest, key: str) -> EmailMessage:
-    """Return the mail of a digest. A repeated one has the same Message-ID, so that it is shown once."""
+    """Return the mail of a digest. A repeat has the same Message-ID, so that it is shown once."""
     mail = EmailMessage()
     mail["From"] = way.sender
     mail["To"] = ", ".join(way.to)

@@ -1,4 +1,4 @@
-"""Notices on the server: boxes in which they wait, episodes between two runs, and beats that are watched."""
+"""Notices on the server: boxes in which notices wait, episodes between two runs, and watched beats."""
 
 import logging
 import zlib
@@ -27,32 +27,32 @@ from .tasks.put_ids import NamedPuts
 log = logging.getLogger("mainspring.notices")
 
 DIGEST_AFTER_MS: Final = 5_000
-"""A digest is sent when no notice has come for so long, so that what fails together is told together."""
+"""Quiet time after the last notice before a digest is sent, so that failures at the same time go into one message."""
 DIGEST_LATER_MS: Final = 25_000
-"""How long it waits for that: a storm of a minute must not hide the first failures of it."""
+"""Longest further wait for that quiet time: a storm that lasts a minute must not hide its first failures."""
 DIGEST_EVERY_MS: Final = 60_000
 """Shortest time between two digests of a channel."""
 UNSENT_MS: Final = 600_000
 """A window whose digest has not begun after this time was cancelled: a new one is opened."""
 KNOWN_MS: Final = 3_600_000
-"""How long a box knows the ids of its notices."""
+"""How long a box remembers the ids of its notices."""
 MOST_KEPT: Final = 500
-"""Notices that a box keeps; more are only counted."""
+"""Notices that a box keeps; further ones are only counted."""
 MOST_BEATS: Final = 10_000
-"""Beats that are watched in a namespace."""
+"""Most beats watched in a namespace."""
 FORGOTTEN_MS: Final = 7 * 86_400_000
 """Age at which the notices of a digest that died are dropped."""
 AT_ONCE: Final = 200
 
 
 EntryId = tuple[int, int]
-"""Where an entry lies in a stream: its ms and its number there."""
+"""Id of an entry of a stream: its ms and its number within that millisecond."""
 EVERYWHERE: Final = -1
-"""In place of a partition: any of them."""
+"""Stands for all partitions."""
 
 
 class Notes(NamedTuple):
-    """The episodes of a namespace, and how far the runs of each partition were followed, as they were read."""
+    """The episodes of a namespace, and how far the runs of each partition were followed, as last read."""
 
     version: bytes = b""
     """Changed with every write."""
@@ -60,7 +60,7 @@ class Notes(NamedTuple):
     episodes: Mapping[str, Episode] = {}
 
     def failing_since(self) -> dict[int, int]:
-        """Return since when something fails that runs of a partition, or of `EVERYWHERE`, can end."""
+        """Return the start of the oldest failing episode that runs of a partition, or of `EVERYWHERE`, can end."""
         since: dict[int, int] = {}
         for key, one in self.episodes.items():
             if one.of_runs:
@@ -71,16 +71,16 @@ class Notes(NamedTuple):
 
 
 class AskedRuns(NamedTuple):
-    """What to read of a partition."""
+    """Which runs of a partition to read."""
 
     partition: int
     after: EntryId
     successes_ms: int | None
-    """Since when runs that did not fail matter too; None: they do not."""
+    """Also read runs that did not fail, from this time on; None reads failures only."""
 
 
 class RecordedRuns(NamedTuple):
-    """Some runs that were recorded together."""
+    """Runs that were recorded in one entry."""
 
     at: EntryId
     partition: int
@@ -88,11 +88,11 @@ class RecordedRuns(NamedTuple):
     data: bytes
 
     def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
+        """Return the runs with their ids; none if they cannot be read, for example after a downgrade."""
         try:
             records = _records.decode(unpack(self.data))
         except (msgspec.MsgspecError, zlib.error) as error:
-            log.warning("runs of entry %d-%d cannot be read and are not told of: %s", *self.at, error)
+            log.warning("runs of entry %d-%d cannot be read and cause no notices: %s", *self.at, error)
             return []
         return [
             (RunRef(*self.at, self.partition, position * 2 + self.failed).text, record)
@@ -101,17 +101,17 @@ class RecordedRuns(NamedTuple):
 
 
 def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]:
-    """Yield runs with their ids. What was recorded together was not recorded in the order in which it ended."""
+    """Yield runs with their ids, ordered by their ends within a millisecond: they are not recorded in that order."""
     for _, some in groupby(entries, key=lambda one: one.at[0]):
         runs = [run for entry in some for run in entry.records()]
         yield from sorted(runs, key=lambda run: (run[1].ended_ms, not run[1].failed))
 
 
 def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) -> list[RecordedRuns]:
-    """Return the entries of several streams in the order in which they were recorded, as far as all were read.
+    """Merge the entries of several streams in the order in which they were recorded, up to where all were read.
 
-    Leave a millisecond out that is not over, or not read whole: in which order its runs ended is known only when all
-    are there, and whoever reads them again after a crash must see the same order.
+    Leave out a millisecond that is not over or not read completely: the order of its runs is known only when all are
+    there, and a node that reads them again after a crash must see the same order.
     """
     found = [
         [RecordedRuns(entry_id(row[0]), partition, number == 0, row[1][1]) for row in rows]
@@ -129,19 +129,20 @@ def entry_id(entry: bytes) -> EntryId:
 
 
 SETTLED_MS: Final = 50
-"""Age of runs that are followed: by then no others are recorded in the same millisecond, whatever the clocks say."""
+"""Runs are followed at this age: by then no further ones are recorded in the same millisecond, even if clocks
+differ."""
 ENTRIES_AT_ONCE: Final = 16
-"""Entries of a stream that are read at once; each has up to 64 runs."""
+"""Entries of a stream read at once; each has up to 64 runs."""
 _records: Final = msgspec.msgpack.Decoder(list[RunRecord])
 
 
 class Notices:
-    """What the notifier, and the sinks of notices and beats, need of a namespace."""
+    """Storage of the notifier and of the sink for notices, in one namespace."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         widths = Widths()
-        # Without the shared settings: a small max_payload_bytes is for what callers put, and must not stop notices.
+        # Without the shared settings: a small max_payload_bytes limits callers, and must not stop notices.
         self._intake = Intake(store.keys, widths)
         self._named = NamedPuts(store, self._intake, widths)
 
@@ -157,7 +158,7 @@ class Notices:
     # -- boxes ---------------------------------------------------------------------------------------------------
 
     async def add(self, channel: str, notices: Sequence[tuple[str, Notice]]) -> int:
-        """Put notices with their ids into the box, those that it has not had; return when its digest is due."""
+        """Put notices that are new to the box into it; return when its digest is due."""
         keys, due_ms = self._store.keys, 0
         for first in range(0, len(notices), AT_ONCE):
             args: list[Arg] = [DIGEST_AFTER_MS, DIGEST_EVERY_MS, KNOWN_MS, UNSENT_MS, MOST_KEPT]
@@ -167,9 +168,9 @@ class Notices:
         return due_ms
 
     async def take(self, channel: str, window_ms: int) -> Taken | int:
-        """Return the notices of the digest that is due at `window_ms`; later ones go to the next.
+        """Return the notices of the digest that is due at `window_ms`; later ones go into the next digest.
 
-        Return how many ms to wait if more are coming.
+        If more notices are still coming, return the milliseconds to wait.
         """
         box, seen = self._store.keys.box(channel), self._store.keys.box_seen(channel)
         args = [window_ms, DIGEST_AFTER_MS, DIGEST_LATER_MS, DIGEST_EVERY_MS]
@@ -190,14 +191,14 @@ class Notices:
         return Taken(counts, sorted(kept, key=lambda one: (one.at_ms, one.subject)), mine)
 
     async def sent(self, channel: str, taken: Taken) -> None:
-        """Remove what `take` returned, and nothing else."""
+        """Remove the notices that `take` returned, and no others."""
         if taken.fields:
             await self._store.run_one(self._store.keys.slot, [("HDEL", self._store.keys.box(channel), *taken.fields)])
 
     # -- beats -------------------------------------------------------------------------------------------------------
 
     async def beats(self) -> dict[str, Beat]:
-        """Return the jobs of others that are watched, by name."""
+        """Return the watched beats by name."""
         [flat] = await self._store.run_one(self._store.keys.slot, [("HGETALL", self._store.keys.watched)])
         beats = [_beat.decode(raw) for name, raw in zip(flat[::2], flat[1::2], strict=True) if name != _VERSION]
         return {one.name: one for one in sorted(beats, key=attrgetter("name"))}
@@ -207,7 +208,8 @@ class Notices:
         return None if raw is None else _beat.decode(raw)
 
     async def beat(self, name: str, expected: Expected | None, *, came: bool) -> Beat | None:
-        """Note that a beat came, or only when it is expected. Return None if that was never said. Raises Conflict."""
+        """Note that a beat came, or only when it is expected. Return None if it never got an expectation. Raises
+        Conflict."""
         keys = self._store.keys
         while True:
             [raw, known] = await self._store.run_one(keys.slot, [("HGET", keys.watched, name), ("HLEN", keys.watched)])
@@ -224,14 +226,14 @@ class Notices:
                 return after
 
     async def remove_beat(self, name: str) -> bool:
-        """Watch for a beat no more; return False if it was not watched."""
+        """Stop watching a beat; return False if it was not watched."""
         [gone] = await self._store.run_one(self._store.keys.slot, [("HDEL", self._store.keys.watched, name)])
         return bool(gone)
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
     async def read_notes(self, known: Notes) -> Notes:
-        """Return the open episodes of all, or the same ones if nobody has written since."""
+        """Return the open episodes; the known ones if none was written since."""
         key, slot = self._store.keys.notes, self._store.keys.slot
         [version] = await self._store.run_one(slot, [("HGET", key, _VERSION)])
         if known.version == (version or b""):
@@ -265,19 +267,19 @@ class Notices:
         version = await self._note(self._store.keys.notes, args)
         if not version:
             return None
-        # Others may have written other fields meanwhile: then the next reading sees another version than this one.
+        # Other nodes may have written other fields meanwhile: then the next read finds another version.
         mine = b"%d" % (int(notes.version or b"0") + 1)
         return Notes(mine, places, episodes) if version == int(mine) else Notes()
 
     async def ends_of(self, partitions: Sequence[int]) -> list[EntryId | StoreError]:
-        """Return where the recorded runs of each partition end: from there on they are followed."""
+        """Return the last entry of each partition's runs: those after it are followed."""
         keys = [self._store.keys.partitions[number] for number in partitions]
         groups: list[Group] = [(one.slot, [("HGET", one.runs_n, "last")]) for one in keys]
         found = await self._store.run(groups)
         return [one if isinstance(one, StoreError) else entry_id(one[0] or b"0-0") for one in found]
 
     async def new_runs(self, asked: Sequence[AskedRuns]) -> list[list[RecordedRuns] | StoreError]:
-        """Return what was recorded after a place, oldest first: at most a portion of each partition."""
+        """Return runs recorded after an entry, oldest first: at most a portion of each partition."""
         groups: list[Group] = []
         for one in asked:
             keys = self._store.keys.partitions[one.partition]
@@ -286,7 +288,7 @@ class Notices:
             if one.successes_ms is not None:
                 start = after if one.after[0] >= one.successes_ms else b"%d-0" % one.successes_ms
                 reads.append(("XRANGE", keys.runs, start, "+", "COUNT", ENTRIES_AT_ONCE))
-            # In one step: an entry that comes between two reads would be passed over in the stream that was read first.
+            # In one step: an entry added between two reads would be skipped in the stream that was read first.
             groups.append((keys.slot, [("MULTI",), *reads, ("EXEC",)]))
         before_ms = self._store.clock.now_ms() - SETTLED_MS
         return [
@@ -295,7 +297,7 @@ class Notices:
         ]
 
     async def response_of(self, run_id: str) -> Response | None:
-        """Return what the receiver of a run answered, if that is still kept."""
+        """Return the response of a run's receiver, if it is still kept."""
         found = await read_run(self._store, run_id)
         return None if found is None or found.details is None else found.details.response
 
@@ -312,15 +314,15 @@ def _raw(episode: Episode | None) -> bytes:
 
 
 _VERSION: Final = b""
-"""Field that counts the writes of a hash; no beat and no episode has an empty name."""
+"""Field that counts the writes of a hash. No beat and no episode has an empty name."""
 _PARTITION: Final = b"@"
-"""Begins the field of a partition's place; the names of episodes begin with a channel, which cannot begin so."""
+"""Prefix of the field with a partition's place. Names of episodes begin with a channel, which cannot begin with it."""
 _beat: Final = msgspec.msgpack.Decoder(Beat)
 _notice: Final = msgspec.msgpack.Decoder(Notice)
 _episode: Final = msgspec.msgpack.Decoder(Episode)
 
 
 def _window_of(field: bytes) -> int:
-    """Return the window that a field of a box belongs to; 0 for the others."""
+    """Return the window that a field of a box belongs to; 0 for a field without one."""
     digits = field.partition(b"+")[0].partition(b"=")[0]
     return int(digits) if digits.isdigit() else 0

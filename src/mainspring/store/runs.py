@@ -1,6 +1,6 @@
 """The history of runs: written with the call that ends them, read page by page. See docs/history.md.
 
-keys, raw = runs_call(store, names, runs)       # what a script of `lua/lib/_runs.lua` is given
+keys, raw = runs_call(store, names, runs)       # for a script with `lua/lib/_runs.lua`
 page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
 """
 
@@ -46,10 +46,10 @@ log = logging.getLogger("mainspring.history")
 # -- bytes -----------------------------------------------------------------------------------------------------
 
 RUNS_AN_ENTRY: Final = 32
-"""More records together compress a little better, but each run that is looked up costs the whole entry."""
+"""More records together compress a little better, but each look-up of a run costs a whole entry."""
 
 _PLAIN_BYTES: Final = 300
-"""Fewer bytes are stored as they are: compressing costs more than it saves."""
+"""Fewer bytes are stored uncompressed: compressing would cost more than it saves."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _records: Final = msgspec.msgpack.Decoder(list[RunRecord]).decode
@@ -69,11 +69,11 @@ def unpack(data: bytes) -> bytes:
 
 
 DETAILS_BYTES: Final = 64 * 1024
-"""Most of what one run left behind that is kept, before it is compressed."""
+"""Most bytes of details kept for one run, before compression."""
 
 
 def within(details: RunDetails, most: int = DETAILS_BYTES) -> RunDetails:
-    """Return the details with the middle of long parts left out: beginnings and ends say most."""
+    """Return the details with the middle of long parts cut out: their beginnings and ends say most."""
     response, output, sizes = details.response, details.output, details.sizes
     if sum(sizes) <= most:
         return details
@@ -100,13 +100,13 @@ def _text(data: bytes) -> msgspec.Raw:
 
 
 class RunRef(NamedTuple):
-    """Names a run: its entry in a stream, and its number there. Refs sort in the order in which runs were recorded."""
+    """Place of a run: its entry in a stream, and its number in the entry. Refs sort in the order of recording."""
 
     ms: int
     seq: int
     partition: int
     number: int
-    """Twice the position in the entry, and 1 if the entry is in the stream of failures."""
+    """Twice the position in the entry, plus 1 if the entry is in the stream of failures."""
 
     @property
     def text(self) -> str:
@@ -136,7 +136,7 @@ class RunRef(NamedTuple):
 MINUTES_KEPT: Final = 120
 HOURS_KEPT: Final = 14 * 24
 _SUBJECT_BYTES: Final = 120
-"""What the counts of a subject take in a minute or an hour, about."""
+"""Approximate bytes of the counts of one subject in a minute or an hour."""
 
 OK, FAILED, RETRIED, SKIPPED, DURATION, LATENESS = range(6)
 """Counters of a rollup. The histograms follow: durations from 16 on, latenesses from 32."""
@@ -150,11 +150,12 @@ _COUNTER_OF: Final = {"done": OK} | dict.fromkeys(FAILED_ENDS, FAILED) | {"retry
 Subject = Literal["s", "q", "t"]
 """A schedule, a queue, a target."""
 _ALL: Final = "t"
-"""Subject of all runs together: no target is empty. Adding up the subjects when asked would take seconds."""
+"""Subject of all runs together: no target is empty. Adding up all subjects on request would take seconds."""
 
 
 def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[tuple[str, ...], bytes]:
-    """Return the keys and the argument with which a script writes these runs; nothing if there are none."""
+    """Return the keys and the argument with which a script writes these runs; both empty if there is nothing to
+    write."""
     limits = store.shared.history
     if not runs or not limits.bytes:
         return (), b""
@@ -165,7 +166,7 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
     kinds: tuple[list[Run], list[Run]] = ([], [])
     for run in runs:
         kinds[run.record.end in FAILED_ENDS].append(run)
-    for failed in (1, 0):  # a lost attempt was before the one that succeeded
+    for failed in (1, 0):  # failures first: a lost attempt came before the one that succeeded
         some = kinds[failed]
         for first in range(0, len(some), RUNS_AN_ENTRY):
             chunk = some[first : first + RUNS_AN_ENTRY]
@@ -192,7 +193,7 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
 
 
 def counts_of(runs: Iterable[Run]) -> list[Any]:
-    """Return in turn each subject of these runs and its counts."""
+    """Return the subjects of these runs and their counts, alternating."""
     groups: dict[tuple[str, str | None, str | None], list[RunRecord]] = {}
     for run in runs:
         record = run.record
@@ -232,7 +233,7 @@ def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
 
 @lru_cache(maxsize=4096)
 def _receiver(target: str) -> str:
-    """Return the target as it is counted: a webhook by its host."""
+    """Return the target under which a run is counted: of a webhook the host."""
     return receiver_of(target) if target.startswith("http") else target
 
 
@@ -306,7 +307,7 @@ async def list_runs(store: Store, where: RunFilter, cursor: str | None, limit: i
         if len(found) == limit or not open_:
             return _page(found, found[-1][0] if len(found) == limit else None)
         partitions = list(open_)
-        # Where a ring is full, older runs may be kept than it has.
+        # A full ring may lack older runs that the history still has.
         before = min(before, max(open_.values()))
     more, end = await _scan(store, where, partitions, before, limit - len(found), {ref for ref, _ in found})
     return _page([*found, *more], end)
@@ -478,10 +479,11 @@ async def runs_of_task(
 
 
 async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> TaskInfo:
-    """Return what the history knows about a task of which nothing else is left, after a short search.
+    """Return what a short search of the history finds about a task of which nothing else is left.
 
-    Raises Ambiguous if tasks of several lanes ended. A death is left to the dead letters: one that was replayed may
-    have ended well without a record of that."""
+    Raises Ambiguous if tasks of several lanes ended. Deaths are left to the dead letters: a replayed task may have
+    succeeded without a record.
+    """
     page = await runs_of_task(store, reference, RunFilter(), None, _A_LOOK, most_entries=_A_LOOK)
     if not page.runs:
         return info
@@ -500,13 +502,14 @@ async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> Ta
 
 
 _A_LOOK: Final = 256
-"""Entries that are looked through for a task that may be misspelt, and most of its runs that are."""
+"""Entries searched for a task whose id may be misspelt, and the most runs taken from them."""
 
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
 
 
 async def read_forwarded(store: Store, partition: int) -> bytes:
-    """Return the last entry of a partition that was forwarded to `history_target`; tell what went before it was."""
+    """Return the last entry of a partition that was forwarded to `history_target`. Log if runs were dropped before they
+    were forwarded."""
     keys = store.keys.partitions[partition]
     [values] = await store.run_one(keys.slot, [("HMGET", keys.runs_n, "forwarded", "runs.gone", "failed.gone")])
     cursor = bytes(values[0] or b"0-0")
@@ -530,7 +533,7 @@ def is_run_id(text: str, partitions: int) -> bool:
 
 
 def text_of(run: KeptRun) -> str:
-    """Return what a run has written, as it was kept."""
+    """Return the kept output of a run."""
     if run.details is None:
         return ""
     output = run.details.output
@@ -545,10 +548,10 @@ def output_text(output: Output) -> str:
 
 LOG_ENTRIES: Final = 1_000
 LOG_BYTES: Final = 4 << 20
-"""About what the log of one job may take: of long parts fewer are kept."""
+"""Approximate bound on the log of one job: fewer parts are kept if they are long."""
 LOG_KEPT_MS: Final = 3_600_000
 _LOG_AT_ONCE: Final = 64
-"""Parts that one look returns; the next look goes on."""
+"""Most parts that one read returns; the next read continues."""
 _LOG_END: Final = 200
 """Parts at the end of a log: a record has no more lines, and a part has one at least."""
 
@@ -566,7 +569,7 @@ async def publish_logs(store: Store, logs: Iterable[tuple[int, bytes, str]]) -> 
 
 
 async def read_log(store: Store, reference: "Reference", after: str) -> tuple[str, str]:
-    """Return what the log of a running job has after an entry, as far as one look goes, and its last entry."""
+    """Return a portion of a running job's log after an entry, and the last entry of the portion."""
     if not _ENTRY_ID.fullmatch(after):
         raise InvalidInput(f"cursor {after[:80]!r} is not one that a log returned")
     rows = await _parts(store, reference, "XRANGE", f"({after}", "+", _LOG_AT_ONCE)
@@ -598,13 +601,13 @@ def _text_of_parts(rows: Sequence[Any]) -> str:
 
 
 _READ_AT_ONCE: Final = 512
-"""Counts that are read and added up together: a step of the event loop must stay short."""
+"""Counts read and added up at once: a step of the event loop must stay short."""
 
 
 async def run_counts(
     store: Store, kind: Subject, name: str | None, from_ms: int, to_ms: int, width_ms: int
 ) -> list[RunCounts]:
-    """Return the counts of each minute or hour of a range: of one subject, or of all runs together."""
+    """Return the counts of each minute or hour in a range, for one subject or for all runs."""
     subject = _ALL if name is None else kind + name
     times = range(from_ms - from_ms % width_ms, to_ms, width_ms)
     found: list[RunCounts] = []

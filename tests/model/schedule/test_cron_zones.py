@@ -87,7 +87,7 @@ def test_several_times_that_come_twice_stay_in_order() -> None:
     ]
 
 
-def test_asked_in_the_second_pass_the_first_is_over() -> None:
+def test_a_time_asked_for_in_the_second_pass_is_not_in_the_first() -> None:
     """The next time is always later: it must not answer 02:30 of the first pass."""
     recurrence = Recurrence.parse("30 2 * * *", zone="Europe/Paris")
     second_pass = datetime.fromisoformat("2026-10-25T02:10:00+01:00")

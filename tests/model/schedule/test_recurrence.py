@@ -368,7 +368,7 @@ def test_a_spread_is_the_same_for_every_run_of_a_schedule() -> None:
     assert spread_ms("job-7", 60_000) == spread_ms("job-7", 60_000)
 
 
-def test_neither_moves_with_an_upgrade() -> None:
+def test_jitter_and_spread_do_not_change_with_an_upgrade() -> None:
     assert (jitter_ms("backup", START, 60_000), spread_ms("backup", 60_000)) == (18_060, 16_890)
 
 

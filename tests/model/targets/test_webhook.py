@@ -30,7 +30,7 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_a_table_says_everything_of_a_webhook_and_is_made_of_it_again() -> None:
+def test_a_webhook_can_be_written_as_a_table_and_read_again() -> None:
     hook = read_webhook(FULL)
     assert hook == Webhook(
         url=URL,

@@ -179,7 +179,7 @@ async def test_a_lane_that_waits_for_a_cancelled_retry_continues(ticker: Ticker)
     assert [one.value() for one in await ticker.advance(seconds=10)] == ["next"]
 
 
-async def test_a_slice_of_which_all_is_cancelled_is_gone_and_can_be_made_again(ticker: Ticker) -> None:
+async def test_a_slice_whose_tasks_are_all_cancelled_is_gone_and_can_be_made_again(ticker: Ticker) -> None:
     names, place = ids_of(ticker.store, 64), place_of(ticker.clock)
     await put_all(ticker.client, names, place)
     owner = await HandOwner.acquire(ticker.store, PARTITION)

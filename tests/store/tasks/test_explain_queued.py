@@ -41,7 +41,7 @@ async def lease(store: Store, worker: str, used: int, want: int) -> None:
     await ask(store, worker, [Ask(running(QUEUE), Limit(concurrency=3), used, want)], LEASE_MS)
 
 
-async def test_a_queue_of_which_as_many_run_as_may_is_rate_limited(ticker: Ticker, store: Store) -> None:
+async def test_a_queue_that_runs_as_many_jobs_as_it_may_is_rate_limited(ticker: Ticker, store: Store) -> None:
     await queued(ticker)
     await lease(store, "w1", 0, 2)
     assert (await ticker.client.explain("x")).code == "queued", "a slot is free"

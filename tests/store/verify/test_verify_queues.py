@@ -97,7 +97,7 @@ async def test_a_stream_of_another_type_is_reported(ticker: Ticker, store: Store
     await raw(store, keys.number, "DEL", keys.queue("other"))
 
 
-async def test_results_are_known(ticker: Ticker, store: Store) -> None:
+async def test_verify_knows_stored_results(ticker: Ticker, store: Store) -> None:
     keys = home(store, "a")
     await raw(store, keys.number, "SET", keys.result(b"\0" * 16), "x", "PX", 60_000)
     assert await found(store) == {}
