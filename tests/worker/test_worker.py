@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -535,6 +535,38 @@ async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place, 
     assert worker.crashed is None
     assert not worker.executor.runs
     assert worker.executor.room >= 2
+
+
+class LeavesInItsMessage(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class NoTraceback(Exception):
+    @property
+    def __traceback__(self) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError("none of your business")
+
+
+class NoAttributes(Exception):
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise KeyboardInterrupt(name)
+
+
+@pytest.mark.parametrize("kind", [LeavesInItsMessage, NoTraceback, NoAttributes])
+async def test_an_exception_that_nobody_can_look_at_ends_its_task_only(place: Place, kind: type[Exception]) -> None:
+    async def fail() -> None:
+        raise kind
+
+    def fail_in_thread() -> None:
+        raise kind
+
+    worker = await place.worker(*(Handler(work, queue="q", retries=0) for work in (fail, fail_in_thread)))
+    for name in ("fail", "fail_in_thread"):
+        handle = await place.client.put(f"queue:q/{name}")
+        with pytest.raises(TaskFailed, match=kind.__name__):
+            await handle.result(timeout=20)
+    assert (worker.crashed, worker.healthy, worker.executor.runs) == (None, True, set())
 
 
 async def test_a_coroutine_that_swallows_its_timeout_has_failed(place: Place) -> None:
