@@ -14,7 +14,7 @@ from .model.delivery import ErrorHandler, Failure, was_sent
 from .model.errors import StoreError, WrongFormat
 from .model.explain import moment
 from .model.targets.names import receiver_of, shown_target
-from .model.text import bounded, escape, placed, redact
+from .model.text import bounded, escape, placed, raised_at, redact
 
 loop_log = logging.getLogger("mainspring.engine")
 
@@ -201,7 +201,7 @@ class FailureLog:
     def _trace(self, failure: Failure, receiver: str) -> BaseException | None:
         """Return the exception whose traceback to print. A sink that knows what went wrong leaves none."""
         error = failure.exception
-        if error is None or error.__traceback__ is None:
+        if error is None or raised_at(error) is None:
             return None
         key, now_s = (receiver, placed(error)), time.monotonic()
         if now_s < self._traced.get(key, -TRACE_EVERY_S) + TRACE_EVERY_S:

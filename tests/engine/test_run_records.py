@@ -14,6 +14,8 @@ from mainspring.model.errors import Unavailable
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.run import LOST, HistoryRules, RunRecord
 from mainspring.node.notifier import Forwarder
+from mainspring.store.keys import partition_of
+from mainspring.store.tasks.find import Finder, resolve
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
 
@@ -84,6 +86,31 @@ async def test_the_runs_of_a_schedule_have_their_planned_times(tickers: Tickers,
     found = await history(client, schedule="nightly")
     assert [one.planned_ms for one in found] == [START_MS + minute * 60_000 for minute in (3, 2, 1)]
     assert {one.schedule for one in found} == {"nightly"}
+
+
+@pytest.mark.parametrize("ahead_s", [8, 0])
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_planned_run_that_is_cancelled_is_one_record(
+    tickers: Tickers, client: Client, *, ahead_s: int, told: bool
+) -> None:
+    """Read by its owner before it was cancelled or not, and by a client that told the schedule or died before."""
+    ticker = await tickers(options=options())
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=ahead_s)
+    first = "job@2027-01-15T08:00:10Z"
+    if told:
+        assert await client.cancel(first) == "cancelled"
+    else:
+        assert await Finder(client.store).cancel([await resolve(client.store, first, None)]) == ["cancelled"]
+    for _ in range(8):
+        await ticker.advance(seconds=5)
+        await ticker.engine.planner.check(partition_of("job", len(client.store.keys)))
+    await ticker.advance(seconds=5)
+    found = await history(client, schedule="job", outcome="cancelled")
+    assert [(one.planned_ms, one.id) for one in found] == [(START_MS + 10_000, first)]
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert view.not_run == {"cancelled": 1}
 
 
 @pytest.mark.parametrize(

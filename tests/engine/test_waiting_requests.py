@@ -20,11 +20,11 @@ class SlowHost:
 
     def __init__(self, ticker: Ticker, receiver: Receiver, arrived: asyncio.Event, release: threading.Event) -> None:
         self.ticker, self.engine = ticker, ticker.engine
-        self._receiver, self._arrived, self._release = receiver, arrived, release
+        self.receiver, self._arrived, self._release = receiver, arrived, release
 
     @property
     def bodies(self) -> list[bytes]:
-        return [request.body for request in self._receiver.requests]
+        return [request.body for request in self.receiver.requests]
 
     async def fire(self) -> None:
         """Begin what is due, until the host has the first of it and the rest waits."""
@@ -87,6 +87,25 @@ async def test_a_task_that_is_paused_while_it_waits_for_its_host_is_sent_after_t
         await host.ticker.turn()
         assert host.bodies == [b'"first"', b'"second"']
         assert host.engine.deliveries.meters.retried["http"] == 0
+
+
+async def test_a_request_that_waits_for_its_host_is_never_sent_after_a_cancel_that_was_answered_cancelled(
+    tickers: Tickers,
+) -> None:
+    async with slow_host(tickers) as host:
+        client = host.ticker.client
+        third = await client.put(host.receiver.url, "third", after="2s")
+        fourth = await client.put(host.receiver.url, "fourth", after="2s")
+        await host.fire()
+        assert await client.cancel(third.id) == "too late"
+        await client.pause(reason="upkeep")
+        await host.engine.pauses.step()
+        await host.answer()
+        await host.ticker.advance(ms=1500)
+        assert await client.cancel_many([third.id, fourth.id]) == ["cancelled"] * 2, "they wait like any others"
+        await client.resume()
+        await host.ticker.turn()
+        assert host.bodies == [b'"first"', b'"second"']
 
 
 async def test_a_request_that_waits_for_its_host_is_not_sent_by_a_former_owner(tickers: Tickers) -> None:

@@ -10,13 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from mainspring import Context, Dead, Retry, TaskFailed, current
+from mainspring import Context, Dead, Retry, TaskFailed, current, idempotent
 from mainspring.model.delivery import Failure
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound
 from mainspring.model.retry import RetryPolicy
@@ -535,6 +536,67 @@ async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place, 
     assert worker.crashed is None
     assert not worker.executor.runs
     assert worker.executor.room >= 2
+
+
+class Nowhere(tzinfo):
+    """A zone whose offset cannot be asked for: whoever encodes a time in it runs this."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
+    def utcoffset(self, _: datetime | None) -> NoReturn:
+        raise self._error
+
+    dst = tzname = utcoffset
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, SystemExit])
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_return_value_that_cannot_be_stored_is_no_reason_to_fail_or_to_be_unwell(
+    place: Place, error: type[BaseException], *, once: bool
+) -> None:
+    async def odd() -> datetime:
+        return datetime(2030, 1, 1, tzinfo=Nowhere(error))
+
+    work = idempotent(odd) if once else odd
+    worker = await place.worker(Handler(work, queue="q", retries=0, result_ttl="1m"))
+    handle = await place.client.put("queue:q/odd")
+    found = await place.client.run_result(handle.id, timeout=20)
+    assert found.ending == "done"
+    assert once or found.reason.startswith("the handler's return value cannot be stored: ")
+    assert (worker.crashed, worker.healthy, worker.executor.runs) == (None, True, set())
+
+
+class LeavesInItsMessage(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class NoTraceback(Exception):
+    @property
+    def __traceback__(self) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError("none of your business")
+
+
+class NoAttributes(Exception):
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise KeyboardInterrupt(name)
+
+
+@pytest.mark.parametrize("kind", [LeavesInItsMessage, NoTraceback, NoAttributes])
+async def test_an_exception_that_nobody_can_look_at_ends_its_task_only(place: Place, kind: type[Exception]) -> None:
+    async def fail() -> None:
+        raise kind
+
+    def fail_in_thread() -> None:
+        raise kind
+
+    worker = await place.worker(*(Handler(work, queue="q", retries=0) for work in (fail, fail_in_thread)))
+    for name in ("fail", "fail_in_thread"):
+        handle = await place.client.put(f"queue:q/{name}")
+        with pytest.raises(TaskFailed, match=kind.__name__):
+            await handle.result(timeout=20)
+    assert (worker.crashed, worker.healthy, worker.executor.runs) == (None, True, set())
 
 
 async def test_a_coroutine_that_swallows_its_timeout_has_failed(place: Place) -> None:

@@ -309,7 +309,10 @@ class Dispatcher:
         if self._owned.get(partition.number) is not partition:
             return []  # another node has it by now: nothing leaves here
         try:
-            groups = partition.answered(call, reply.status, reply.x if isinstance(reply, TickReply) else ())
+            if isinstance(reply, TickReply):
+                groups = partition.answered(call, reply.status, reply.x, reply.left_alone)
+            else:
+                groups = partition.answered(call, reply.status)
         except PartitionLost as lost:
             self._keeper.lose(partition, str(lost))
             return []

@@ -2,7 +2,7 @@
 
 Nothing here does I/O. The planner fetches missing data and decides cases that memory cannot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -12,7 +12,7 @@ from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, NotRun, Past
 from ..model.schedule.definition import Definition
 from ..store.codec import SCHEDULED, decode
 from ..store.keys import HOUR_MS
-from ..store.owner.fire import NextOccurrence
+from ..store.owner.fire import ChainClaim, NextOccurrence
 from ..store.schedules import Sketch, sketch
 from .flight import Flight
 from .slice import LiveSlice
@@ -189,8 +189,9 @@ class Chains:
         planned = ((flight, flight.plan) for flight in flights)
         return [plan.to_write(flight, now_ms) for flight, plan in planned if isinstance(plan, OccurrencePlan)]
 
-    def begun(self, flights: Iterable[Flight], left: Sequence[Flight]) -> bool:
-        """Note that the server advanced their chains. Return True if some of the following occurrences are near."""
+    def begun(self, flights: Iterable[Flight], left: Sequence[Flight], left_alone: Container[ChainClaim] = ()) -> bool:
+        """Note that the server advanced their chains, except those left alone: another call has recorded what did
+        not run there. Return True if some of the following occurrences are near."""
         all_left = flights is left
         leaving = set() if all_left else {flight.idh for flight in left}
         near = False
@@ -200,7 +201,10 @@ class Chains:
             self.plans.pop(flight.row, None)
             plan, idh = flight.plan, flight.idh
             if isinstance(plan, OccurrencePlan):
+                known = len(self.passed)
                 near = self._moved_on(plan, idh, ran=not plan.skips and (all_left or idh in leaving)) or near
+                if (plan.definition.name, plan.link.claim) in left_alone:
+                    del self.passed[known:]
         return near
 
     def _moved_on(self, plan: OccurrencePlan, idh: bytes, *, ran: bool) -> bool:

@@ -7,7 +7,7 @@ this module tells the life of a task through all of it.
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 from time import monotonic
@@ -26,6 +26,7 @@ from ..store.owner.fire import (
     MOST_BYTES,
     MOST_TASKS,
     UNREAD,
+    ChainClaim,
     Commit,
     Death,
     Known,
@@ -476,7 +477,9 @@ class Partition:
 
     # -- answers ----------------------------------------------------------------------------------------
 
-    def answered(self, call: OwnerCall, status: WriteStatus, x: Sequence[bytes] = ()) -> list[FlightGroup]:
+    def answered(
+        self, call: OwnerCall, status: WriteStatus, x: Sequence[bytes] = (), left_alone: Container[ChainClaim] = ()
+    ) -> list[FlightGroup]:
         """Apply the server's answer to a call; return the groups that leave now. Raise `PartitionLost` if the partition
         must be given up."""
         self.unanswered = None
@@ -490,7 +493,7 @@ class Partition:
                 for live, touch in zip(call.touched, work.touches, strict=True):
                     live.proven = max(live.proven, touch.m)
                 if isinstance(call, BeginCall):
-                    return self._begun(call, x)
+                    return self._begun(call, x, left_alone)
                 self.needs_listing = self.needs_listing or bool(call.work.retries)
                 return [group for group in call.leaving if not group.live.forgotten]
             case "stale":
@@ -506,7 +509,7 @@ class Partition:
                 raise PartitionLost(status)
         return []
 
-    def _begun(self, begun: BeginCall, x: Sequence[bytes]) -> list[FlightGroup]:
+    def _begun(self, begun: BeginCall, x: Sequence[bytes], left_alone: Container[ChainClaim]) -> list[FlightGroup]:
         """Return the groups that leave now, without flights that were cancelled before."""
         self.blocked_ms = -1
         leaving, cancelled = begun.part(x)
@@ -516,7 +519,7 @@ class Partition:
             self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched):
             left = list(_flights(leaving))
-            if self.chains.begun(left if not cancelled else begun.flights, left):
+            if self.chains.begun(left if not cancelled else begun.flights, left, left_alone):
                 self.needs_listing = True  # some of the next occurrences are near
         if not self.holds_lease:
             # Fired, but the lease ran out while we waited: the next owner delivers these.

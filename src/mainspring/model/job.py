@@ -118,7 +118,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the bytes to store. Never fails: a value that cannot be stored is replaced by the reason."""
         try:
             data = _encode(self)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except BaseException as error:  # noqa: BLE001  # attributes of the value run the application's code
             return self._without(f"the handler's return value cannot be stored: {describe(error)}")
         if len(data) > MAX_RESULT_BYTES and self.value is not None:
             return self._without(f"the handler's return value is too large to store: {len(data)} bytes")

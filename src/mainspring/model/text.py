@@ -51,8 +51,14 @@ def describe(error: BaseException) -> str:
 def _words(error: BaseException) -> str | None:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # it is the application's code, and this is how its errors are reported
+    except BaseException:  # noqa: BLE001  # it is the application's code, and this is how its errors are reported
         return None
+
+
+def raised_at(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception, past its own class: its properties are the application's code."""
+    trace: TracebackType | None = getattr(BaseException, "__traceback__").__get__(error)  # noqa: B009
+    return trace
 
 
 def check_known(given: Iterable[object], known: Collection[str], what: str, besides: str = "") -> None:
@@ -121,7 +127,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 
 def placed(error: BaseException) -> str:
     """Return `ValueError in charge (orders.py:12)`: the exception's type, and where it was raised."""
-    trace = error.__traceback__
+    trace = raised_at(error)
     if trace is None:
         return type(error).__name__
     while trace.tb_next is not None:
@@ -151,7 +157,7 @@ def bounded(error: BaseException) -> BaseException:
 
 def trace_of(error: BaseException | None) -> str:
     """Return the traceback of a raised exception as text; only the beginning and end of a long one."""
-    if error is None or error.__traceback__ is None:
+    if error is None or raised_at(error) is None:
         return ""
     text = clean("".join(traceback.format_exception(bounded(error)))).rstrip().encode()
     if len(text) <= MAX_TRACEBACK_BYTES:

@@ -18,7 +18,7 @@ from ..model.delivery import Dead, Retry
 from ..model.errors import InvalidInput, MainspringError, StoreError
 from ..model.ids import idempotency_key
 from ..model.job import Job
-from ..model.text import clean
+from ..model.text import clean, describe
 from ..model.times import Delay, delay_ms
 from ..store import records
 
@@ -133,8 +133,8 @@ def keepable(value: Any) -> str | None:
     """Return why a value cannot be stored; None if it can."""
     try:
         _encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return str(error)
+    except BaseException as error:  # noqa: BLE001  # attributes of the value run the application's code
+        return describe(error)
     return None
 
 

@@ -131,7 +131,7 @@ class JobRun:
         """Record that the function raised, even if the exception itself cannot be read."""
         try:
             self._failed(error)
-        except Exception as second:  # noqa: BLE001  # properties of an application's exception run its code
+        except BaseException as second:  # noqa: BLE001  # properties of an application's exception run its code
             reason = f"{type(error).__name__}, which cannot be read: {describe(second)}"
             self.outcome = Retry(reason, error=second, brief=placed(error))
 

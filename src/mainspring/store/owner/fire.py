@@ -28,6 +28,7 @@ COUNTS: Final = Struct(">HHHHHIH")
 """Counts of a tick's section: small, large, commits, proofs, known, finished, occurrences."""
 _COUNTS: Final = COUNTS.pack
 _WHERE: Final = Struct(">HHI").pack
+_NUMBERS: Final = Struct(">H").iter_unpack
 OCCURRENCE_ARGS: Final = 5
 """Values that describe one occurrence to the server."""
 WHOLE: Final = -1
@@ -95,10 +96,16 @@ class Section(NamedTuple):
     occurrences: Sequence[NextOccurrence] = ()
 
 
+ChainClaim = tuple[str, bytes]
+"""A schedule, and the start of its chain as an owner knows it."""
+
+
 class TickReply(NamedTuple):
     status: WriteStatus
     x: list[bytes]
     """Cancelled bits, per touched slice, of the byte range whose fired bits were set."""
+    left_alone: frozenset[ChainClaim] = frozenset()
+    """Chains of schedules that were edited, or had advanced before: another call has noted what did not run."""
 
 
 async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | StoreError]:
@@ -114,13 +121,22 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | St
         [reply] = result
         newest_us = max(newest_us, reply[0])
         for i, row in zip(chunk, reply[1:], strict=True):
-            status = cast("WriteStatus", row[0].decode())
-            answers.append(TickReply(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
+            answers.append(_tick_reply(sections[i], cast("WriteStatus", row[0].decode()), row[1:]))
     if newest_us:
         # All answers wait for the slowest server, so the time in an early one is old by now. Sampled last, it would set
         # the clock back behind begins of this same call, and tasks that expired before them would be delivered.
         store.clock.sample(newest_us)
     return answers
+
+
+def _tick_reply(section: Section, status: WriteStatus, x: list[bytes]) -> TickReply:
+    if status != "ok":
+        return TickReply(status, [])
+    if not section.occurrences:
+        return TickReply(status, _x_by_touch(section, x))
+    *x, numbers = x
+    left_alone = [section.occurrences[number] for (number,) in _NUMBERS(numbers)]
+    return TickReply(status, _x_by_touch(section, x), frozenset((one.name, one.claim) for one in left_alone))
 
 
 def _chunks(sections: Sequence[Section]) -> list[list[int]]:

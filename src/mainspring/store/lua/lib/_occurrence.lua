@@ -5,7 +5,8 @@
 --   schedule, the 12 bytes its next value must still begin with, the new value, entry, packed: place (0 = none),
 --   x (0 = it runs, otherwise which of the keys), index; for a skipped one also its idh
 -- The id of a skipped occurrence becomes free, like that of a cancelled task: it did not run, and a backfill may run it.
--- A chain that does not begin with these bytes was edited, or has advanced before: it is left alone.
+-- A chain that does not begin with these bytes was edited, or has advanced before: it is left alone. Returns the packed
+-- numbers of those, counted from 0.
 -- Rows are appended together, slice by slice: a call for each of a hundred thousand would take seconds.
 local OCCURRENCE_ARGS, AT_ONCE = 5, 1000
 
@@ -22,7 +23,7 @@ local function put_next(count, key, arg)
     local values = redis.call('HMGET', next_key, unpack(names, low, high))
     for i = low, high do claims[i] = string.sub(values[i - low + 1] or '', 1, 12) end
   end)
-  local moved, rows, idhs, gone = {}, {}, {}, {}
+  local moved, rows, idhs, gone, left_alone = {}, {}, {}, {}, {}
   local wanted, wanted_rows, wanted_places, w = {}, {}, {}, 0
   for place = 1, places do rows[place], idhs[place] = {}, {} end
   local where, place, x, index
@@ -39,6 +40,8 @@ local function put_next(count, key, arg)
         w = w + 1
         wanted[w], wanted_rows[w], wanted_places[w] = string.sub(ARGV[at + 4], 6, 21), ARGV[at + 4], place
       end
+    else
+      left_alone[#left_alone + 1] = struct.pack('>I2', i - 1)
     end
     if x > 0 then
       skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], index, 1)
@@ -76,4 +79,5 @@ local function put_next(count, key, arg)
   in_parts(gone, function(low, high) redis.call('HDEL', ids, unpack(gone, low, high)) end)
   if accepted > 0 then redis.call('HINCRBY', n, 'accepted', accepted) end
   if skipped > 0 then redis.call('HINCRBY', n, 'cancelled', skipped) end
+  return table.concat(left_alone)
 end

@@ -18,7 +18,8 @@
 --           before them the section's latest due
 --         if there are occurrences: places, slices with skipped ones; per place: name, score, address prefix; then per
 --           occurrence the values listed in _occurrence.lua
--- returns {time in us, {status, x of each small, x range of each large ...} per section}
+-- returns {time in us, {status, x of each small, x range of each large ..., and if there are occurrences, which chains
+--   were left alone ("" for a repeated call)} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and no task of a lane
 --   begins while an earlier one may be unread. The following occurrence of a schedule is put in the step in which one
@@ -86,7 +87,7 @@ for section = 1, sections do
   a = a + 3
   local small_arg = a
   a = a + small
-  local reply = {'ok'}
+  local reply, left_alone = {'ok'}, nil
   if not common then
     local large_key, large_arg = k, a
     local commit_key, commit_arg = k + large * 2, a + large * 2
@@ -101,6 +102,7 @@ for section = 1, sections do
     if occurrences > 0 then
       skips = tonumber(ARGV[a + 2])
       k, a = k + 4 + ARGV[a + 1] + skips, a + 2 + ARGV[a + 1] * 3 + occurrences * OCCURRENCE_ARGS
+      left_alone = ''
     end
     if (status == nil or status == 'repeated') and proofs > 0 and not check_proofs(slices, proofs, proof_key, proof_arg) then
       status = 'stale'
@@ -109,7 +111,7 @@ for section = 1, sections do
       status = 'more'
     end
     if status == nil and occurrences > 0 then
-      put_next(occurrences, occurrence_key, occurrence_arg)
+      left_alone = put_next(occurrences, occurrence_key, occurrence_arg)
       -- Skipped occurrences count as cancelled: their bits were set just now.
       if skips > 0 then
         for i = small_at + 1, small_at + small do values[i] = redis.call('GET', KEYS[i]) end
@@ -141,6 +143,7 @@ for section = 1, sections do
         writes[w + 1], writes[w + 2], w = KEYS[small_at + i + all_small], ARGV[small_arg + i], w + 2
       end
     end
+    reply[small + large + 2] = left_alone
     if fresh then writes[w + 1], writes[w + 2], w = KEYS[section], new_fence, w + 2 end
     out[section + 1] = reply
   else
