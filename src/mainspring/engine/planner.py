@@ -121,7 +121,6 @@ class Planner:
         """Partition -> the token under which it was checked, and when."""
         self._note_at = 0.0
         """When the ends of runs are written next; due occurrences go first."""
-        self.rescheduled = 0
         self.decisions = 0
         """Plans made and decisions taken: if it grows, something may begin."""
         self.not_run: Counter[str] = Counter()
@@ -350,7 +349,6 @@ class Planner:
                 if waits or await schedules.schedule_again(self._store, number, name, link.claim, state) != "ok":
                     continue  # it is there, it advanced meanwhile, or the next check handles it
                 repaired += 1
-                self.rescheduled += 1
                 self.not_run[schedules.reason_of(state)] += 1
                 log.warning("schedule %s: next occurrence was missing (%s); scheduled again", name,
                             schedules.reason_of(state), extra={"schedule": name})  # fmt: skip
