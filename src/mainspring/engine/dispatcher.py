@@ -225,15 +225,10 @@ class Dispatcher:
         room = all_room = min(TICK_TASKS, self._room)
         occurrences = 0
         calls: list[OwnerCall] = []
-        may = [
-            one
-            for one in self._owned.values()
-            if (one.may_begin_now(now_ms) or now_s >= one.dirty_since + COMMIT_WAIT_S) and one.holds_lease
-        ]
-        for partition in _in_turn(may, self._last_served):
-            limit = min(room, BITE_TASKS) if partition.may_begin else 0
+        for partition in _in_turn(self._owned.values(), self._last_served):
+            limit = min(room, BITE_TASKS) if partition.may_begin_now(now_ms) else 0
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S
-            if limit <= 0 and not commit:
+            if not (limit > 0 or commit) or not partition.holds_lease:
                 continue
             queued = partition.to_spill
             # The remaining room is not enough for a large slice: that slice comes first in the next tick.
@@ -268,9 +263,9 @@ class Dispatcher:
     def _commits(self, most: float) -> list[OwnerCall]:
         """Write what became of tasks: outcomes of deliveries before moves into hold slices, up to `most` of these; no
         partition twice before another once. Tasks for workers go to their queues in any case."""
-        some = [one for one in self._owned.values() if one.unwritten or one.has_outcomes]
         calls: list[OwnerCall] = []
-        for partition in sorted(_in_turn(some, self._last_committed), key=lambda one: not one.unwritten):
+        in_turn = _in_turn(self._owned.values(), self._last_committed)
+        for partition in sorted(in_turn, key=lambda one: not one.unwritten):
             call = partition.commit(int(min(most, MOST_OUTCOMES)))
             if call is not None:
                 calls.append(call)
@@ -353,7 +348,7 @@ class Dispatcher:
         _raise_first([await self._send([one for one in begins if one is not None])])
 
 
-def _in_turn(partitions: Sequence[Partition], last: int) -> list[Partition]:
+def _in_turn(partitions: Iterable[Partition], last: int) -> list[Partition]:
     """Return the partitions in order, starting after the one that was served last."""
     return sorted(partitions, key=lambda one: (one.number <= last, one.number))
 

@@ -57,7 +57,8 @@ class Hold:
 
     def _places(self) -> list[int]:
         """Return the times of tasks that were read from its slice and wait in their lane."""
-        return [] if self.lane is None or self.live is None else self.lane.places_of(self.live)
+        behind = [] if self.lane is None or self.live is None else self.lane.behind
+        return [at_ms for at_ms, _, _, flight in behind if flight.live is self.live]
 
     def has_plenty(self) -> bool:
         """Return True if enough tasks of its slice wait in their lane: no more have to be read yet."""
@@ -89,6 +90,10 @@ class TakenMoves(NamedTuple):
             hold.pending -= count
             if hold.live is not None:
                 hold.live.unread = True
+
+
+LaneHold = tuple[str, bytes]
+"""A lane and the failed head it waits for; empty once the lane waits no more."""
 
 
 def row_in(place: Slice, flight: Flight) -> bytes:
@@ -408,11 +413,14 @@ class HoldPolicy:
             return lane.hold.record
         return HoldRecord(LANE + lane.name, RETRY, now_ms)
 
-    def lane_is_free(self, name: str) -> None:
-        """End the hold of a lane whose head is settled."""
+    def free_lane(self, name: str, idh: bytes) -> LaneHold | None:
+        """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
+        if not self.lanes.free(name, idh):
+            return None
         lane = self.lanes.of(name)
         if lane.hold is not None and not lane.hold.open and lane.gate is None:
             self._end_if_over(lane.hold)
+        return name, b""
 
     # -- out of hold slices ----------------------------------------------------------------------------------
 

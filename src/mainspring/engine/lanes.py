@@ -65,10 +65,6 @@ class Lane:
         """Bytes of the rows that wait in memory."""
         return sum(len(item[3].row) for item in self.behind)
 
-    def places_of(self, live: LiveSlice) -> list[int]:
-        """Return the places in time of the waiting tasks of this slice."""
-        return [item[0] for item in self.behind if item[3].live is live]
-
 
 class Lanes:
     """The lanes of a partition of which something is known; the others are free."""

@@ -2,7 +2,7 @@
 
 Nothing here does I/O. The planner fetches missing data and decides cases that memory cannot."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import Final
 
 import msgspec
@@ -189,11 +189,12 @@ class Chains:
         planned = ((flight, flight.plan) for flight in flights)
         return [plan.to_write(flight, now_ms) for flight, plan in planned if isinstance(plan, OccurrencePlan)]
 
-    def begun(self, flights: Iterable[Flight], left: Sequence[Flight], left_alone: Container[ChainClaim] = ()) -> bool:
+    def begun(
+        self, flights: Iterable[Flight], cancelled: Iterable[Flight], left_alone: Container[ChainClaim] = ()
+    ) -> bool:
         """Note that the server advanced their chains, except those left alone: another call has recorded what did
         not run there. Return True if some of the following occurrences are near."""
-        all_left = flights is left
-        leaving = set() if all_left else {flight.idh for flight in left}
+        did_not_run = {flight.row for flight in cancelled}
         near = False
         for flight in flights:
             if not flight.row[4] & SCHEDULED:
@@ -202,7 +203,7 @@ class Chains:
             plan, idh = flight.plan, flight.idh
             if isinstance(plan, OccurrencePlan):
                 known = len(self.passed)
-                near = self._moved_on(plan, idh, ran=not plan.skips and (all_left or idh in leaving)) or near
+                near = self._moved_on(plan, idh, ran=not plan.skips and flight.row not in did_not_run) or near
                 if (plan.definition.name, plan.link.claim) in left_alone:
                     del self.passed[known:]
         return near

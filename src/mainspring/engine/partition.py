@@ -40,7 +40,7 @@ from ..store.records import KeptResult
 from .due import MOST_SLICES, Damaged, DueSelector
 from .flight import Flight, FlightGroup
 from .flow import Flow
-from .holds import HoldPolicy, TakenMoves
+from .holds import HoldPolicy, LaneHold, TakenMoves
 from .lanes import Lane, Lanes
 from .occurrences import Chains
 from .slice import LiveSlice, is_set
@@ -52,9 +52,6 @@ MOST_OUTCOMES: Final = 500
 
 MOST_MOVES: Final = 200
 """Most tasks that one commit moves into hold slices: the server does nothing else meanwhile."""
-
-LaneHold = tuple[str, bytes]
-"""A lane and the failed head it waits for; empty once the lane waits no more."""
 
 
 class PartitionLost(Exception):
@@ -518,8 +515,7 @@ class Partition:
             self._note_dirty(flight.live, 0.0)
             self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched):
-            left = list(_flights(leaving))
-            if self.chains.begun(left if not cancelled else begun.flights, left, left_alone):
+            if self.chains.begun(begun.flights, cancelled, left_alone):
                 self.needs_listing = True  # some of the next occurrences are near
         if not self.holds_lease:
             # Fired, but the lease ran out while we waited: the next owner delivers these.
@@ -553,7 +549,7 @@ class Partition:
         outcome when it is written. If a flight's task is over, its lane and its schedule continue."""
         if flight is not None and settled.is_over:
             if flight.body.lane is not None:
-                settled = settled._replace(hold=self._free_lane(flight.body.lane, flight.idh))
+                settled = settled._replace(hold=self.hold_policy.free_lane(flight.body.lane, flight.idh))
             if flight.body.occurrence is not None:
                 self.chains.over(flight, "done" if settled.delivered else "dead", now_ms)
         live = settled.live
@@ -605,15 +601,8 @@ class Partition:
     def heads_are_gone(self, heads: Iterable[tuple[str, bytes]]) -> None:
         """Free lanes whose failed head was cancelled, given up or replaced: the next task may leave."""
         for lane, idh in heads if self._quiet else ():
-            if self.lanes.of(lane).waits_for == idh and (hold := self._free_lane(lane, idh)) is not None:
+            if self.lanes.of(lane).waits_for == idh and (hold := self.hold_policy.free_lane(lane, idh)) is not None:
                 self._outcomes.append(Settled(hold=hold))
-
-    def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
-        """Let the next task of a lane leave if this was its head. Return the hold to be cleared on the server."""
-        if not self.lanes.free(lane, idh):
-            return None
-        self.hold_policy.lane_is_free(lane)
-        return lane, b""
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """Free a lane whose head was cancelled or moved. A failed head may have been rescheduled: then the lane waits
@@ -622,7 +611,7 @@ class Partition:
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)
         elif lane is not None:
-            self._free_lane(lane, flight.idh)  # the server has no record of it
+            self.hold_policy.free_lane(lane, flight.idh)  # the server has no record of it
 
     def fill_lanes(self, *, full: bool) -> None:
         """Note whether memory is full: then tasks behind heads in flight are moved into hold slices too."""

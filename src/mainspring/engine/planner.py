@@ -99,14 +99,10 @@ def _plan_of(known: KnownSchedule | None, occurrence: Occurrence | None, now_ms:
 CHECK_S: Final = 60.0
 OVERDUE_MS: Final = 15_000
 """An occurrence that is overdue for longer is checked: it may be waiting, or lost."""
-OVERDUE_AT_ALL_MS: Final = 100
-"""An occurrence that is overdue for longer is one of very many due at once."""
 LOOK_AGAIN_S: Final = 0.5
 """Seconds between questions about the end of a run that an occurrence waits for."""
 NOTE_S: Final = 0.5
 """Interval at which the ends of runs are written."""
-NOTE_LATEST_S: Final = 5.0
-"""Longest that these writes wait while very many occurrences are due."""
 PLANS_AT_ONCE: Final = 500
 PASSED_BY_AT_ONCE: Final = 1_000
 SETTLED_AT_ONCE: Final = 50
@@ -125,8 +121,6 @@ class Planner:
         """Partition -> the token under which it was checked, and when."""
         self._note_at = 0.0
         """When the ends of runs are written next; due occurrences go first."""
-        self._note_latest = 0.0
-        self.rescheduled = 0
         self.decisions = 0
         """Plans made and decisions taken: if it grows, something may begin."""
         self.not_run: Counter[str] = Counter()
@@ -135,8 +129,6 @@ class Planner:
     async def step(self) -> float:
         failure: StoreError | None = None
         wait_s = IDLE_S
-        if self._note_at <= steady_s() < self._note_latest and self._much_is_due():
-            self._note_at = steady_s() + NOTE_S
         for partition in list(self._owned.values()):
             try:
                 wait_s = min(wait_s, await self._serve(partition))
@@ -144,16 +136,11 @@ class Planner:
                 failure = error
         if steady_s() >= self._note_at:
             self._note_at = steady_s() + NOTE_S
-            self._note_latest = steady_s() + NOTE_LATEST_S
         if any(one.has_ended_runs for one in self._owned.values()):
             wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
             raise failure  # only now: an unavailable server must not delay the others
         return wait_s
-
-    def _much_is_due(self) -> bool:
-        now_ms = self._clock.now_ms()
-        return any(one.soonest_ms < now_ms - OVERDUE_AT_ALL_MS for one in self._owned.values())
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
@@ -362,7 +349,6 @@ class Planner:
                 if waits or await schedules.schedule_again(self._store, number, name, link.claim, state) != "ok":
                     continue  # it is there, it advanced meanwhile, or the next check handles it
                 repaired += 1
-                self.rescheduled += 1
                 self.not_run[schedules.reason_of(state)] += 1
                 log.warning("schedule %s: next occurrence was missing (%s); scheduled again", name,
                             schedules.reason_of(state), extra={"schedule": name})  # fmt: skip

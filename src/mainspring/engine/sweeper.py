@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from typing import Final
 
+from ..model.clock import steady_s
 from ..model.errors import StoreError
 from ..store import queue_state
 from ..store.owner import fire, holds
@@ -16,9 +17,9 @@ from .partition import Partition
 log = logging.getLogger("mainspring.engine")
 
 GRACE_MS: Final = 2_000
-EXPIRE_EVERY_MS: Final = 10_000
+EXPIRE_EVERY_S: Final = 10.0
 """Interval between checks of the age and number of dead letters."""
-QUEUES_EVERY_MS: Final = 60_000
+QUEUES_EVERY_S: Final = 60.0
 """Interval between checks for unused queues."""
 QUEUE_IDLE_MS: Final = 86_400_000
 """An empty queue that got no task for this long is removed."""
@@ -39,8 +40,7 @@ class Sweeper:
         self._at = self._cursor = 0
         self.dropped = 0
         self._dead_letter_limits = dead_letter_limits or DeadLetterLimits()
-        self._expire_at_ms = 0
-        self._queues_at_ms = 0
+        self._expire_at = self._queues_at = 0.0
         self._queue_cursors: dict[int, int] = {}
         self._expired: Counter[str] = Counter()
         """Dead letters dropped since the last line in the log."""
@@ -121,11 +121,9 @@ class Sweeper:
 
     async def _forget_queues(self) -> None:
         """Remove some unused queues: each leaves a stream, and series in every scrape."""
-        now_ms = self._store.clock.now_ms()
-        # A time further ahead than one interval: the clock was set back since.
-        if now_ms < self._queues_at_ms <= now_ms + QUEUES_EVERY_MS:
+        if steady_s() < self._queues_at:
             return
-        self._queues_at_ms = now_ms + QUEUES_EVERY_MS
+        self._queues_at = steady_s() + QUEUES_EVERY_S
         for number in sorted(self._owned):
             cursor = self._queue_cursors.get(number, 0)
             following = await queue_state.forget_idle(self._store, number, cursor, idle_ms=QUEUE_IDLE_MS)
@@ -133,9 +131,7 @@ class Sweeper:
 
     async def _expire_dead_letters(self) -> bool:
         """Drop some of the oldest dead letters past their limits. Return True if there may be more."""
-        now_ms = self._store.clock.now_ms()
-        # A time further ahead than one interval: the clock was set back since.
-        if not any(self._dead_letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
+        if not any(self._dead_letter_limits) or steady_s() < self._expire_at:
             return False
         more, failure = False, None
         for answer in await dead_letters.expire(self._store, sorted(self._owned), self._dead_letter_limits):
@@ -147,7 +143,7 @@ class Sweeper:
             more = more or sum(answer) == dead_letters.AT_ONCE
         if more:
             return True
-        self._expire_at_ms = now_ms + EXPIRE_EVERY_MS
+        self._expire_at = steady_s() + EXPIRE_EVERY_S
         if self._expired.total():
             log.warning(
                 "dropped the oldest dead letters: %d older than dead_letters_max_age, %d beyond dead_letters_max",
