@@ -19,6 +19,7 @@ from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import idh_in_lane, idh_of
 from mainspring.model.job import Output
 from mainspring.model.run import Run, RunDetails, RunRecord
+from mainspring.store import runs as history
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
 from mainspring.store.owner import fire
@@ -161,13 +162,27 @@ async def test_python_says_the_same_directly_and_over_http(written: Api) -> None
         await written.client.runs(outcome="late")  # type: ignore[arg-type]
 
 
-async def test_the_command_line_lists_shows_and_counts_runs(written: Api, server: Server, namespace: str) -> None:
+@pytest.fixture
+def call(server: Server, namespace: str) -> Callable[..., str]:
     def call(*words: str) -> str:
         place = ("--redis-url", server.url, "-n", namespace)
         result = CliRunner().invoke(command_line, ["run", *words, *place])
         assert result.exit_code == 0, result.output
         return result.stdout
 
+    return call
+
+
+async def test_the_command_line_looks_further_back_where_a_page_has_no_match(
+    written: Api, call: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_ENTRIES", 4)
+    await write(written, *(Run(record(written, number)) for number in range(10, 50)))
+    assert (await written.client.runs(worker="node-1", target="command:*")).runs == []
+    assert "task-2" in await asyncio.to_thread(call, "list", "--target", "command:*")
+
+
+async def test_the_command_line_lists_shows_and_counts_runs(written: Api, call: Callable[..., str]) -> None:
     table = await asyncio.to_thread(call, "list", "--outcome", "failed")
     assert "task-2" in table
     assert "no route" in table

@@ -324,6 +324,28 @@ async def test_a_task_is_found_in_the_history_by_its_id(recorder: Recorder, stor
     ] == [2, 1]
 
 
+async def test_a_task_is_found_however_much_other_partitions_have_run_since(
+    recorder: Recorder, store: Store, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_ENTRIES", 20)
+    home = (await resolve(store, "order-1", None)).home
+    await recorder.write(record(store, id="order-1", idh=idh_of("order-1")), partition=home)
+    for number in range(60):
+        await recorder.write(record(store, number), partition=(home + 1) % len(store.keys))
+    [run] = (await client.runs(id="order-1")).runs
+    assert run.record.id == "order-1"
+    assert (await client.get("order-1")).state == "done"
+
+
+async def test_a_run_of_a_schedule_is_found_in_the_partition_of_its_lane(
+    recorder: Recorder, store: Store, client: Client
+) -> None:
+    home = (await resolve(store, "nightly@3", None)).home
+    await recorder.write(of_schedule(store, "nightly", 3, lane="backups"), partition=(home + 1) % len(store.keys))
+    [run] = (await client.runs(id="nightly@3")).runs
+    assert run.record.lane == "backups"
+
+
 async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     recorder: Recorder, store: Store, client: Client
 ) -> None:
@@ -359,6 +381,20 @@ async def test_a_page_that_finds_nothing_ends_after_bounded_work(
     assert page.next is not None
     assert await listed(store, queue="mail") == []
     assert len(await listed(store)) == 60
+
+
+async def test_every_page_gets_further_however_little_it_may_read(
+    recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_ENTRIES", 1)
+    for number in range(20):
+        end = "dead" if number % 3 else "done"
+        await recorder.write(record(store, number, end), record(store, number + 50, end), partition=number % 4)
+    cursors: list[str | None] = [None]
+    while (page := await list_runs(store, RunFilter(queue="mail"), cursors[-1], 10)).next is not None:
+        assert page.next not in cursors
+        cursors.append(page.next)
+    assert len(await listed(store)) == 40
 
 
 # -- rollups ---------------------------------------------------------------------------------------------------------

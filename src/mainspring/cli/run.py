@@ -12,7 +12,7 @@ from mainspring.cli.options import Json, completing, new_group, place_of
 from mainspring.cli.output import aligned, answer_lines, output_lines, printable
 from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.explain import moment, span
-from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, TaskEnd
+from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, RunsPage, TaskEnd
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -61,7 +61,14 @@ def list_(
         "schedule": schedule, "target": target, "queue": queue, "id": id, "lane": lane, "worker": worker,
         "outcome": outcome, "ended_after": ended_after, "ended_before": ended_before,
     }  # fmt: skip
-    page = with_client(config, lambda client: client.runs(limit=limit, cursor=cursor, **filters))
+
+    async def first_found(client: "Client") -> RunsPage:
+        page = await client.runs(limit=limit, cursor=cursor, **filters)
+        while not page.runs and page.next is not None:
+            page = await client.runs(limit=limit, cursor=page.next, **filters)
+        return page
+
+    page = with_client(config, first_found)
     return Listing(
         columns=RUN_COLUMNS,
         rows=[run_row(run) for run in page.runs],

@@ -241,7 +241,10 @@ def _receiver(target: str) -> str:
 
 MOST_ENTRIES: Final = 2_000
 """Entries read for one page. If few match, the page is short and has a cursor."""
-_MOST_AT_ONCE: Final = 8
+_AT_ONCE: Final = 256
+"""Most entries of one exchange, where many streams are read together."""
+_OF_A_STREAM: Final = 8
+"""As many are read at once of each, however many streams there are."""
 _RING: Final = 50
 _REF_BYTES: Final = 9
 _ENTRY_ID: Final = re.compile(r"\d{1,16}(-\d{1,16})?")
@@ -273,7 +276,9 @@ class _Stream:
         self.keys = keys
         self.failed = failed
         self.key = keys.failed_runs if failed else keys.runs
-        self.end = before.entry
+        # A page that began with the entry of its cursor, of which nothing is left, could end there again.
+        is_read = (keys.number, 2) > (before.partition, before.number)
+        self.end = f"({before.entry}" if is_read else before.entry
         self.from_ms = from_ms
         self.entries: deque[_Entry] = deque()
         self.read_whole = False
@@ -380,7 +385,7 @@ async def _scan(
     heads: list[tuple[tuple[int, int, int], int]] = []
     while looked < (most_entries or MOST_ENTRIES):
         looked += await _refill(store, streams, heads, count)
-        count = min(count * 2, _MOST_AT_ONCE)
+        count = min(count * 2, max(_OF_A_STREAM, _AT_ONCE // len(streams)))
         while heads:
             _, i = heapq.heappop(heads)
             entry = streams[i].entries.popleft()
@@ -420,8 +425,6 @@ def _matching(
     entry: _Entry, where: RunFilter, texts: Sequence[bytes], before: RunRef
 ) -> Iterable[tuple[RunRef, RunRecord]]:
     """Return the matching records of an entry, the last first."""
-    if entry.ref(0)[:3] > before[:3]:
-        return
     raw = unpack(entry.data)
     # Decoding costs much more than a search for the bytes that a match must have.
     if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
@@ -466,6 +469,9 @@ async def runs_of_task(
 ) -> RunsPage:
     """Return the runs of a task that match, newest first."""
     spots = reference.spots_of_records(len(store.keys))
+    if "@" not in (reference.task_id or ""):
+        # Only a run of a schedule is in a partition that its id does not name: that of the schedule's lane.
+        spots = [spot for spot in spots if spot.lane is not None or spot.partition == reference.home]
     idhs = frozenset(spot.idh for spot in spots)
     if reference.lane and reference.task_id is not None:
         idhs |= {idh_in_lane(reference.idh, reference.lane)}

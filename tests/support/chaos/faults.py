@@ -74,6 +74,8 @@ async def exchange(fleet: Fleet, member: Member | None) -> bool:
     if member is None:
         return False
     await fleet.join()
+    if not member.running:
+        return False  # another fault killed it meanwhile
     await fleet.leave(member)
     return True
 
