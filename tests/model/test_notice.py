@@ -1,6 +1,7 @@
 """Notices without a server: what runs say, when a channel is told, and settings that cannot work."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -354,11 +355,37 @@ def test_a_beat_is_read_from_what_the_api_shows() -> None:
         assert Beat.from_dict(beat.as_dict()) == beat
 
 
+def read_ms(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1_000)
+
+
 def test_a_beat_is_expected_after_its_cron_line() -> None:
     nightly = Expected.make(cron="0 2 * * *", timezone="Europe/Paris", grace="10m")
     assert nightly is not None
     at_0203_ms = 1_800_061_380_000  # 2027-01-16 02:03 in Paris
     assert nightly.deadline_ms(at_0203_ms) == at_0203_ms + 24 * HOUR_MS + 7 * 60_000
+
+
+def test_a_beat_by_a_clock_that_is_a_little_fast_counts_for_the_time_that_follows() -> None:
+    nightly = Expected.make(cron="0 2 * * *", timezone="Europe/Paris", grace="10m")
+    assert nightly is not None
+    at_0200_ms = 1_800_061_200_000  # 2027-01-16 02:00 in Paris
+    assert nightly.deadline_ms(at_0200_ms - 3_000) == at_0200_ms + 24 * HOUR_MS + 10 * 60_000
+    assert nightly.deadline_ms(at_0200_ms - 60_000) == at_0200_ms + 10 * 60_000
+
+
+@pytest.mark.parametrize(
+    ("last", "deadline"),
+    [
+        ("2027-03-27T01:31Z", "2027-03-28T01:10Z"),  # 02:30 is skipped on the 28th: it is expected at 03:00
+        ("2027-10-30T00:31Z", "2027-10-31T00:40Z"),  # of the two 02:30 it is the first
+        ("2027-10-31T00:31Z", "2027-11-01T01:40Z"),
+    ],
+)
+def test_a_beat_at_an_hour_that_clocks_skip_or_repeat_is_expected_once(last: str, deadline: str) -> None:
+    nightly = Expected.make(cron="30 2 * * *", timezone="Europe/Paris", grace="10m")
+    assert nightly is not None
+    assert nightly.deadline_ms(read_ms(last)) == read_ms(deadline)
 
 
 @pytest.mark.parametrize(

@@ -650,10 +650,14 @@ class Expected(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             return last_ms + min(self.every_ms + self.grace_ms, HORIZON_MS)
         from .schedule.recurrence import Recurrence  # slow to load, and most programs expect no beats
 
-        next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms)
+        next_ms = Recurrence.parse(self.cron, zone=self.zone).next_after(last_ms + EARLY_MS)
         if next_ms is None:
             raise InvalidInput(f"cron {self.cron!r} never comes")
         return min(next_ms + self.grace_ms, last_ms + HORIZON_MS)
+
+
+EARLY_MS: Final = 5_000
+"""A beat that comes so little before its time is of a clock that is fast: otherwise that time would be missed."""
 
 
 class Beats(Tables[Expected]):
