@@ -12,7 +12,7 @@ from mainspring.cli.options import Json, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
 from mainspring.cli.task import After, At, not_found, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
-from mainspring.model.errors import ConfigError, InvalidInput
+from mainspring.model.errors import ConfigError, InvalidInput, NotFound
 from mainspring.model.explain import moment
 from mainspring.model.times import When
 
@@ -68,11 +68,16 @@ def list_(
 
 @app.command()
 @connected
-def show(config: "Config", id: str, lane: DeadLane = None, json: Json = False) -> None:
+def show(
+    config: "Config",
+    id: Annotated[str, typer.Argument(help="The id of a task that was given up.")],
+    lane: DeadLane = None,
+    json: Json = False,
+) -> None:
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
     dead_letter = with_client(config, lambda client: client.dead.get(id, lane=lane))
     if dead_letter is None:
-        raise not_found(config, f"there is no dead letter {id!r}")
+        raise _not_found(config, [id])
     if json:
         print_json(dead_letter.as_dict(config.namespace))
     else:
@@ -112,6 +117,8 @@ def replay(
         print_json(summary)
     else:
         _print_replay(summary)
+    if (unknown := [one.id for one in summary.problems if one.outcome == "unknown"]) and not json:
+        raise _not_found(config, unknown)
     if summary.replayed < summary.seen:
         raise typer.Exit(1)
 
@@ -142,14 +149,12 @@ def drop(
 
     with ProgressBar("dead letters", shown=not json) as bar:
         count = with_client(config, work)
-    for id in unknown:
-        print(f"{id}: there is no dead letter with this id", file=sys.stderr)
     if json:
         print_json({"dropped": 0 if dry_run else count, "matched": count})
     else:
         print(f"{count} {'would be dropped' if dry_run else 'dropped'}")
     if unknown:
-        raise typer.Exit(1)
+        raise _not_found(config, unknown)
 
 
 @app.command()
@@ -177,6 +182,10 @@ def export(
 
 
 # -- inside ----------------------------------------------------------------------------------------------------
+
+
+def _not_found(config: "Config", ids: list[str]) -> NotFound:
+    return not_found(config, f"there is no dead letter {', '.join(map(repr, ids))}")
 
 
 def _filters(
@@ -238,7 +247,8 @@ def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *
 
 def _print_replay(summary: ReplaySummary) -> None:
     for one in summary.problems:
-        print(f"{one.id}: {one.outcome}: {one.note}", file=sys.stderr)
+        if one.outcome != "unknown":
+            print(f"{one.id}: {one.outcome}: {one.note}", file=sys.stderr)
     left = summary.seen - summary.replayed - len(summary.problems)
     if left:
         print(f"and {left} more that were not replayed", file=sys.stderr)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of
-from mainspring.cli.output import aligned, printable, relative
+from mainspring.cli.output import aligned, print_message, printable, relative
 from mainspring.model.explain import moment
 
 if TYPE_CHECKING:
@@ -126,11 +126,9 @@ def _show(found: Listing, config: "Config", output: str, *, utc: bool) -> None:
         for row in found.rows:
             print(printable(str(row[found.named])))
     elif not found.rows:
-        print(f"{found.empty} in {place_of(config)}", file=sys.stderr)
-        if found.hint:
-            print(f"try: {found.hint}", file=sys.stderr)
+        print_message(f"{found.empty} in {place_of(config)}" + (f"\ntry: {found.hint}" if found.hint else ""))
     else:
-        print_rows(found.columns, found.rows, whole=output == "wide", utc=utc or output == "wide")
+        print_rows(found.columns, found.rows, whole=output == "wide", utc=utc)
     if found.more is not None:
         print(f"more: {found.more}", file=sys.stderr)
 
@@ -144,8 +142,8 @@ def _exact(cell: Cell) -> str:
 def print_rows(
     columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, whole: bool = False, utc: bool = False
 ) -> None:
-    """Print a table as wide as the terminal. With `whole`, or into a file or a pipe, nothing is cut."""
-    if not sys.stdout.isatty():
+    """Print a table as wide as the terminal. With `whole`, or to a file or a pipe, cut nothing, with exact times."""
+    if whole or not sys.stdout.isatty():
         for line in aligned([columns, *([_exact(cell) for cell in row] for row in rows)]):
             print(line)
         return
@@ -169,8 +167,6 @@ def print_rows(
     columns = [columns[at] for at in used]
     cells = [[shown(row[at]) for at in used] for row in rows]
     widths = [max(len(name), *(row[at].cell_len for row in cells), 0) for at, name in enumerate(columns)]
-    if whole:
-        console.width = sum(widths) + 2 * len(widths)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in zip(columns, fitted(widths, console.width), strict=True):
         table.add_column(name, width=width, no_wrap=True, overflow="ellipsis")

@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import new_app
+from mainspring.cli.options import Namespace, new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config, LogFormat
@@ -108,7 +108,7 @@ serve_app = new_app()
 @serve_app.command()
 def serve(
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, an embedded one.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    namespace: Namespace = None,
     partitions: Annotated[int | None, typer.Option(help="For a new namespace; default 32.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the API; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
@@ -270,7 +270,7 @@ def worker(
     concurrency: Annotated[int | None, typer.Option(help="Jobs run at one time; 64.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port for /livez, /readyz and /metrics; none.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, the embedded one.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    namespace: Namespace = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long jobs outlive a dead worker; 5s.")] = None,
     shutdown_timeout: Annotated[str | None, typer.Option(help="For jobs that run at a stop; 25s.")] = None,
