@@ -142,7 +142,8 @@ async def test_runs_fit_the_terminal_with_ids_that_can_be_pasted(server: Server,
     assert {run.record.end for run in runs} == {"retry", "dead"}
     words = ("run", "list", "--redis-url", server.url)
     header, *rows = (await asyncio.to_thread(on_terminal, *words)).splitlines()
-    assert header.split() == ["ID", "ENDED", "TASK", "ATTEMPT", "OUTCOME", "TOOK", "TARGET", "REASON"]
+    assert header.split() == ["ID", "ENDED", "TASK", "OUTCOME", "TOOK", "TARGET", "REASON"]
+    assert [re.search(r" (\d+ \w+ ago) ", row) is not None for row in rows] == [True, True]
     assert [row.split()[0] for row in rows] == [run.id for run in runs]
     assert max(map(len, rows)) <= 80
     assert "! retry" in rows[1]
@@ -304,6 +305,11 @@ def test_version_names_the_parts() -> None:
         ("run list --queue ", ["mail"]),
         ("run list --outcome d", ["done", "dead", "dropped"]),
         ("notify test o", ["ops"]),
+        ("schedule add x --target lo", ["log:"]),
+        ("task list --target lo", ["log:"]),
+        ("schedule add x --overlap b", ["buffer_one", "buffer_all"]),
+        ("schedule lint n", ["nightly"]),
+        ("serve --log-level d", ["debug"]),
     ],
 )
 async def test_names_and_choices_are_completed(
@@ -347,3 +353,9 @@ def test_the_first_column_is_cut_last() -> None:
     assert fitted([14, 40, 40], 60) == [14, 21, 21]
     assert fitted([40, 10, 10], 40) == [16, 10, 10]
     assert fitted([40, 40, 40], 28) == [8, 8, 8]
+
+
+def test_times_and_states_are_cut_when_nothing_else_can_be() -> None:
+    assert fitted([20, 24, 30], 60, kept={1}) == [16, 24, 16]
+    assert fitted([20, 24, 30], 46, kept={1}) == [10, 24, 8]
+    assert fitted([20, 24, 30], 28, kept={1}) == [8, 8, 8]

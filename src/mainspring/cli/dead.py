@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 import typer
 
 from mainspring.cli.listing import Instant, Listing, connected, listing
-from mainspring.cli.options import Json, new_group
+from mainspring.cli.options import Json, OnlyLane, OnlyTarget, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
 from mainspring.cli.task import After, At, not_found, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 app = new_group()
 
 DeadIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")]
-DeadTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
-DeadLane = Annotated[str | None, typer.Option(help="Only this lane.")]
 DeadReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
 DiedAfter = Annotated[str | None, typer.Option(help="Only what died from this time on.")]
 DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this time.")]
@@ -51,7 +49,7 @@ def list_(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Dead letters of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> Listing:  # fmt: skip
     """List dead letters, the newest first."""
@@ -71,7 +69,7 @@ def list_(
 def show(
     config: "Config",
     id: Annotated[str, typer.Argument(help="The id of a task that was given up.")],
-    lane: DeadLane = None,
+    lane: OnlyLane = None,
     json: Json = False,
 ) -> None:
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
@@ -88,7 +86,7 @@ def show(
 @connected
 def replay(
     config: "Config", ids: DeadIds = None, every: AllDead = False,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     at: At = None, after: After = None,
     rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
@@ -127,7 +125,7 @@ def replay(
 @connected
 def drop(
     config: "Config", ids: DeadIds = None, every: AllDead = False,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: dropped dead letters do not come back.")] = False,
     dry_run: DeadDryRun = False, json: Json = False,
@@ -162,7 +160,7 @@ def drop(
 def export(
     config: "Config",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default standard output.")] = None,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> None:  # fmt: skip
     """Write dead letters as JSON lines, the oldest first."""

@@ -162,7 +162,7 @@ TargetOption = Annotated[
     ),
 ]
 QueueOption = Annotated[str | None, typer.Option(help="This queue.", autocompletion=completing("queues"))]
-LaneOption = Annotated[str | None, typer.Option(help="This lane.")]
+LaneOption = Annotated[str | None, typer.Option(help="This lane.", autocompletion=completing("lanes"))]
 Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 
 

@@ -168,6 +168,10 @@ async def _names(config: "Config", client: "Client", kind: str) -> list[str]:
 
 
 COMPLETION_S: Final = 2.0
+OnlyTarget = Annotated[
+    str | None, typer.Option(help="Only this target; a * at its end is any.", autocompletion=completing("targets"))
+]
+OnlyLane = Annotated[str | None, typer.Option(help="Only this lane.", autocompletion=completing("lanes"))]
 ScheduleName = Annotated[str, typer.Argument(help="The schedule.", autocompletion=completing("schedules"))]
 
 STANDARD_INPUT: Final = "-"

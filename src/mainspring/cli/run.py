@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
-from mainspring.cli.options import Json, completing, new_group, place_of
+from mainspring.cli.options import Json, OnlyTarget, completing, new_group, place_of
 from mainspring.cli.output import aligned, answer_lines, output_lines, print_message, printable
 from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.explain import moment, span
@@ -21,9 +21,6 @@ app = new_group()
 
 RunSchedule = Annotated[
     str | None, typer.Option(help="Only runs of this schedule.", autocompletion=completing("schedules"))
-]
-RunTarget = Annotated[
-    str | None, typer.Option(help="Only this target; a * at its end is any.", autocompletion=completing("targets"))
 ]
 RunQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.", autocompletion=completing("queues"))]
 RunLane = Annotated[str | None, typer.Option(help="The task's lane, if several tasks have the id.")]
@@ -40,7 +37,7 @@ _COLUMNS: Final = 60
 @listing
 def list_(
     config: "Config",
-    schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    schedule: RunSchedule = None, target: OnlyTarget = None, queue: RunQueue = None,
     id: Annotated[str | None, typer.Option("--id", help="Only attempts at this task.")] = None, lane: RunLane = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker or node.")] = None,
     outcome: Annotated[
@@ -67,6 +64,7 @@ def list_(
         value={"runs": [run.as_dict() for run in page.runs], "next": page.next},
         empty="there are no runs" if not any(filters.values()) else "no run matches",
         more=None if page.next is None else f"--cursor {page.next}",
+        spare=("ATTEMPT",),
     )
 
 
@@ -147,7 +145,7 @@ async def _print_log(client: "Client", id: str, lane: str | None, follow: bool, 
 @app.command()
 @connected
 def stats(
-    config: "Config", schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    config: "Config", schedule: RunSchedule = None, target: OnlyTarget = None, queue: RunQueue = None,
     start: Annotated[str | None, typer.Option(help="From this time on; default a day ago, or an hour.")] = None,
     end: Annotated[str | None, typer.Option(help="Count until this time; default now.")] = None,
     step: Annotated[Literal["minute", "hour"], typer.Option(help="One count for each.")] = "hour",

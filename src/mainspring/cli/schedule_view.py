@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing, print_rows
-from mainspring.cli.options import Json, ScheduleName, new_app
+from mainspring.cli.options import Json, ScheduleName, completing, new_app
 from mainspring.cli.output import print_message, printable, wrapped
 from mainspring.cli.run import RUN_COLUMNS, run_row
 from mainspring.cli.task import not_found, print_json, with_client
@@ -194,7 +194,9 @@ def history(config: "Config", name: ScheduleName, json: Json = False) -> None:
 @connected
 def lint(
     config: "Config",
-    names: Annotated[list[str] | None, typer.Argument(help="Schedules; default all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Schedules; default all.", autocompletion=completing("schedules"))
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 import typer
@@ -57,6 +57,14 @@ def keep_what_is_there() -> None:
     gc.collect()
     gc.freeze()
 
+
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option(help="debug, info, warning or error.", autocompletion=lambda: ["debug", "info", "warning", "error"]),
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option(help="human, json, or auto.", autocompletion=lambda: list(get_args(LogFormat)))
+]
 
 ABOUT: Final = ("task", "target", "schedule")
 """Given as `extra` of a line, these are fields of the JSON object."""
@@ -137,8 +145,8 @@ def serve(
     http_rate: Annotated[str | None, typer.Option(help="Webhooks to one host, 50/s; no bound.")] = None,
     http_result_ttl: Annotated[str | None, typer.Option(help="How long webhooks' answers are kept; 1h.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     processes: Annotated[int | None, typer.Option(help="Node processes under one supervisor; 1.")] = None,
     roles: Annotated[str | None, typer.Option(help="What it does; default scheduler,api.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Answer everybody, without keys.")] = False,
@@ -276,8 +284,8 @@ def worker(
     shutdown_timeout: Annotated[str | None, typer.Option(help="For jobs that run at a stop; 25s.")] = None,
     node_id: Annotated[str | None, typer.Option(help="Name of this worker; default a generated one.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run handlers and commands from queues."""
     flags = {

@@ -14,6 +14,8 @@ from mainspring.cli.audited_client import AuditedClient
 from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
 from mainspring.cli.options import (
     Json,
+    OnlyLane,
+    OnlyTarget,
     completing,
     json_of,
     new_group,
@@ -169,8 +171,8 @@ def list_(
     due_after: DueAfter = None,
     due_before: DueBefore = None,
     state: Annotated[ShownState, typer.Option(help="Only tasks in this state.")] = "pending",
-    target: Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")] = None,
-    lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
+    target: OnlyTarget = None,
+    lane: OnlyLane = None,
 ) -> Listing:
     """List tasks, the earliest first: those that are pending, or in another state."""
     page = with_client(
