@@ -90,7 +90,7 @@ async def test_replay_by_id_by_filter_and_all(server: Server, ticker: Ticker) ->
     assert (one.exit_code, one.stdout) == (0, "1 replayed\n")
     again = await call(server, "replay", "t1")
     assert again.exit_code == 1
-    assert "there is no dead letter" in again.stderr
+    assert "there is no dead letter 't1'" in str(again.exception)
     by_filter = await call(server, "replay", "--target", "log:", "--died-before", "2100-01-01T00:00:00Z", "--json")
     assert json.loads(by_filter.stdout)["replayed"] == 2
     assert (await call(server, "list")).stdout == ""
@@ -125,7 +125,7 @@ async def test_drop_needs_a_yes(server: Server, ticker: Ticker) -> None:
     assert (await call(server, "drop", "t0", "--yes")).stdout == "1 dropped\n"
     unknown = await call(server, "drop", "t0", "t1", "--yes")
     assert (unknown.exit_code, unknown.stdout) == (1, "1 dropped\n")
-    assert "t0: there is no dead letter" in unknown.stderr
+    assert "there is no dead letter 't0'" in str(unknown.exception)
     assert (await call(server, "drop", "--all", "--yes")).stdout == "1 dropped\n"
     assert (await call(server, "list")).stdout == ""
 
@@ -222,7 +222,9 @@ async def test_an_id_without_a_dead_letter_is_named_below_the_bar(server: Server
     where = ("--redis-url", server.url)
     code, printed, sent = await asyncio.to_thread(shown_by, "dead", "drop", "nobody", "t0", "--yes", *where)
     assert (code, printed) == (1, "1 dropped\n")
-    assert sent.endswith("\r\x1b[Knobody: there is no dead letter with this id\r\n")
+    first, *rest = sent.rpartition("\x1b[K")[2].replace("\r\n", " ").split(" (")
+    assert first == "mainspring: there is no dead letter 'nobody'"
+    assert rest[0].endswith("try: mainspring dead list ")
 
 
 async def test_dead_letters_are_counted_without_being_read(ticker: Ticker) -> None:

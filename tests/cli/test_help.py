@@ -83,6 +83,19 @@ def test_help_looks_alike_and_neither_cuts_nor_leaves_80_columns(name: str) -> N
         assert [line for line in shown[1:] if line.endswith("...")] == [], full
 
 
+@pytest.mark.parametrize("name", ["", *_COMMANDS])
+def test_every_parameter_is_explained_and_the_namespace_has_a_short_form(name: str) -> None:
+    for full, command in every(find([name])[0] if name else ROOT, name):
+        for one in command.params:
+            assert one.help or getattr(one, "hidden", False), f"{full}: {one.name}"
+            if one.name == "namespace":
+                assert "-n" in one.opts, full
+
+
+def test_a_group_of_one_command_says_what_it_is_for() -> None:
+    assert "Queues: how long they are" in help_of(find(["queue"])[0], "queue")
+
+
 @pytest.mark.parametrize(("name", "line"), lines(), ids=[line for _, line in lines()])
 def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
     typed = next(part for part in line.split("|") if "mainspring" in part).partition(">")[0]

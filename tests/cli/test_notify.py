@@ -69,3 +69,10 @@ def test_a_beat_from_a_crontab_is_stored(tmp_path: Path, server: Server) -> None
     unknown = run(tmp_path, "beat", "other", "--redis-url", server.url, "-n", "beats")
     assert unknown.returncode == 1
     assert "say when it is expected with every or cron" in unknown.stderr
+    header, row = run(tmp_path, "beats", "--redis-url", server.url, "-n", "beats").stdout.splitlines()
+    assert header.split() == ["NAME", "EXPECTED", "LAST", "DEADLINE"]
+    assert row.startswith("backup  every 1h, grace 1m  2")
+    removed = run(tmp_path, "beat", "other", "--remove", "--redis-url", server.url, "-n", "beats")
+    assert removed.returncode == 1
+    place = f"(namespace beats on {server.url})"
+    assert removed.stderr == f"mainspring: there is no beat 'other' {place}\ntry: mainspring notify beats\n"

@@ -322,7 +322,7 @@ async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, t
     assert (await told(say, "task", "get", "d0"))["state"] == "pending"
     assert (await told(say, "dead", "replay", "--target", "log:", "--in", "1h"))["replayed"] == 2
     assert (await told(say, "dead", "drop", "--all", "--yes"))["dropped"] == 0
-    assert "no dead letter" in (await say("dead", "drop", "d1", "--yes", code=1)).stderr
+    assert "no dead letter" in str((await say("dead", "drop", "d1", "--yes", code=1)).exception)
 
 
 async def test_a_lane_behind_its_head(say: Say) -> None:
@@ -454,10 +454,10 @@ async def test_a_file_and_a_replacement_leave_a_pause_alone(say: Say, tmp_path: 
 
 
 async def test_a_run_that_may_outlast_the_interval_is_warned_of(say: Say, tmp_path: Path) -> None:
-    said = "warning: s: one run may take 6 x 90,000 ms"
+    said = "warning: s: one run may take 6 x 90 s"
     options = ("--every", "1m", "--target", "https://example.com/", "--timeout", "90s")
     assert said in (await say("schedule", "add", "s", *options)).stderr
-    assert "worst case  6 x 90,000 ms" in (await say("schedule", "show", "s")).stdout
+    assert "worst case  6 x 90 s" in (await say("schedule", "show", "s")).stdout
     assert "[too-long]" in (await say("schedule", "lint", code=1)).stdout
     file = tmp_path / "plan.toml"
     file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\ntimeout = "90s"\n')
@@ -466,7 +466,7 @@ async def test_a_run_that_may_outlast_the_interval_is_warned_of(say: Say, tmp_pa
     assert usual.stderr == "", "these retries are the usual ones"
     assert "[default-retries]" in (await say("schedule", "lint", code=1)).stdout
     refused = await say("schedule", "edit", "s", "--retry", "4 base=1s", code=1)
-    assert "4 x 15,000 ms + 1,000 ms + 2,000 ms + 4,000 ms = 67,000 ms" in str(refused.exception)
+    assert "4 x 15 s + 1 s + 2 s + 4 s = 67 s" in str(refused.exception)
     assert (await say("schedule", "edit", "s", "--retry", "4 base=1s", "--timeout", "5s")).stderr == ""
 
 
@@ -476,7 +476,7 @@ async def test_over_an_api_the_settings_of_the_node_say_how_long_a_run_may_take(
     server.call("FLUSHALL")
     monkeypatch.chdir(tmp_path)
     config = Config(redis_url=server.url, port=0, partitions=4, retry="2 base=1s", http_timeout_s=40)  # type: ignore[arg-type]
-    said = "one run may take 2 x 40,000 ms + 1,000 ms = 81,000 ms"
+    said = "one run may take 2 x 40 s + 1 s = 81 s"
     file = tmp_path / "plan.toml"
     file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\n')
     async with serving_api(config, {"null": NullSink()}) as api:

@@ -40,8 +40,8 @@ def test_equal_jitter_waits_at_least_half(failed: int) -> None:
     ("settings", "why"),
     [
         ({"max_attempts": 0}, "max_attempts"),
-        ({"base_ms": 0}, "base_ms"),
-        ({"base_ms": 10, "cap_ms": 9}, "cap_ms"),
+        ({"base_ms": 0}, "base of 0 ms"),
+        ({"base_ms": 10, "cap_ms": 9}, "cap of 9 ms"),
         ({"factor": 0.5}, "factor"),
         ({"factor": float("nan")}, "factor"),
         ({"factor": 101}, "factor"),

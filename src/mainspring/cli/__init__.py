@@ -132,7 +132,9 @@ def main() -> None:
 
 
 def _failed(message: str, code: Any) -> Any:
-    print(f"mainspring: {message}", file=sys.stderr)
+    from mainspring.cli.output import print_message
+
+    print_message(f"mainspring: {message}")
     return code
 
 

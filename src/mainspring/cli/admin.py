@@ -26,7 +26,7 @@ from mainspring.cli.options import (
     remote,
 )
 from mainspring.cli.output import aligned
-from mainspring.cli.task import with_client
+from mainspring.cli.task import not_found, with_client
 from mainspring.model.access import KeyOrder, KeyShown, Role, make_key, new_token
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.errors import InvalidInput, NotFound
@@ -54,7 +54,7 @@ def _group() -> None:
 @connected
 def status(
     config: "Config",
-    watch: Annotated[bool, typer.Option("--watch", help="Print it again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print it again every second, until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Show every node: its partitions, what it holds ahead and in flight, and how far it is behind.
@@ -116,8 +116,10 @@ def _print_nodes(about: dict[str, Any]) -> None:
             name, node["host"], str(node["pid"]), str(owns) if owns == planned else f"{owns} of {planned}",
             str(node["look_ahead"]), str(node["in_flight"]), span(node["lag_ms"]), str(node["delivered"]),
         ))  # fmt: skip
-    print_rows(_COLUMNS, rows)
-    print(f"\n{about['partitions']} partitions, plan {about['plan']}, term {about['term']}")
+    if rows:
+        print_rows(_COLUMNS, rows)
+        print()
+    print(f"{about['partitions']} partitions, plan {about['plan']}, term {about['term']}")
     for what, words in (("without_owner", "have no owner"), ("moving", "are not where the plan wants them")):
         if about[what]:
             print(f"{len(about[what])} {words}: {_listed(about[what])}")
@@ -190,9 +192,8 @@ def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) 
         ("dead letters", _dead(found)),
     ]
     facts += [("paused", ", ".join(found["pauses"]))] if found["pauses"] else []
-    facts += (
-        [("stalled", f"{len(found['stalled_lanes'])} lanes; mainspring lane list")] if found["stalled_lanes"] else []
-    )
+    if stalled := len(found["stalled_lanes"]):
+        facts.append(("stalled", f"{stalled} {'lane' if stalled == 1 else 'lanes'}; mainspring lane list"))
     for line in aligned(facts):
         print(line)
     if found["next_due"]:
@@ -285,13 +286,11 @@ def revoke(
     if json:
         outcomes = [{"id": key_id, "outcome": "unknown" if name is None else "revoked"} for key_id, name in names]
         print(msgspec.json.encode(outcomes).decode())
-    for key_id, name in names:
-        if name is None:
-            print(f"{key_id}: there is no key with this id", file=sys.stderr)
-        elif not json:
-            print(f"{key_id} ({name}): revoked")
-    if any(name is None for _, name in names):
-        raise typer.Exit(1)
+    else:
+        for key_id, name in names:
+            print(f"{key_id}: unknown" if name is None else f"{key_id} ({name}): revoked")
+    if unknown := [key_id for key_id, name in names if name is None]:
+        raise not_found(config, f"there is no key {', '.join(map(repr, unknown))}")
 
 
 @key_app.command()
@@ -433,7 +432,7 @@ def audit(
             for one in page.changes
         ],
         value=page,
-        empty="nothing was changed yet",
+        empty="no change by a command or over the API is recorded",
         more=None if page.next is None else f"--cursor {page.next}",
         named=2,
     )

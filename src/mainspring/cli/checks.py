@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import record
-from mainspring.cli.listing import Listing, connected, listing
+from mainspring.cli.listing import Instant, Listing, connected, listing
 from mainspring.cli.options import (
     Json,
     Namespace,
@@ -26,10 +26,10 @@ from mainspring.cli.options import (
     server_url,
 )
 from mainspring.cli.output import ProgressBar, wrapped
-from mainspring.cli.task import with_client
+from mainspring.cli.task import not_found, with_client
 from mainspring.config.config import Config
 from mainspring.model.delivery import Body, Dead, GivenDelivery, Outcome, Retry
-from mainspring.model.errors import InvalidInput, NotFound, Refused, Unavailable
+from mainspring.model.errors import InvalidInput, Refused, Unavailable
 from mainspring.model.explain import moment
 from mainspring.model.ids import IDH_BYTES
 from mainspring.model.notice import NOTIFY, Notice, Taken
@@ -58,7 +58,7 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 at a warning as well.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Check the set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
+    """Check the setup: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
 
     Over an API the node looks at them in your place, which takes an admin's key.
 
@@ -122,7 +122,7 @@ def verify_(
     if json:
         print(msgspec.json.encode(report.as_dict()).decode())
     else:
-        print("\n".join(wrapped(line, indent=4) for line in as_text(report, repair=repair).split("\n")))
+        print(wrapped(as_text(report, repair=repair), indent=4))
     if report.left:
         raise typer.Exit(1)
 
@@ -196,9 +196,9 @@ def list_channels(config: Config) -> Listing:
     channels = config.notify.of(config.namespace).values()
     rows = [(one.name, one.way.shown, one.rule.shown) for one in channels]
     return Listing(
-        columns=("CHANNEL", "TO", "TOLD"),
+        columns=("CHANNEL", "TO", "NOTICES"),
         rows=rows,
-        value=[{"channel": name, "to": to, "told": told} for name, to, told in rows],
+        value=[{"channel": name, "to": to, "notices": notices} for name, to, notices in rows],
         empty="no channel is set up",
         hint="a table [notify.<name>] in mainspring.toml",
     )
@@ -258,19 +258,20 @@ def send_beat(
     elif with_client(config, lambda client: client.remove_beat(name)):
         print(f"{name}: removed")
     else:
-        raise NotFound(f"there is no beat {name!r}; mainspring notify beats lists those that are watched")
+        error = not_found(config, f"there is no beat {name!r}")
+        error.add_note("try: mainspring notify beats")
+        raise error
 
 
 @notify_app.command("beats")
-@connected
-def list_beats(config: "Config", json: Json = False) -> None:
+@listing
+def list_beats(config: "Config") -> Listing:
     """List the jobs of others that are watched: when they are expected, and when they last reported."""
     found = with_client(config, lambda client: client.beats())
-    if json:
-        print(msgspec.json.encode([one.as_dict() for one in found]).decode())
-        return
-    for one in found:
-        last = moment(one.last_ms) if one.last_ms else "never"
-        print(f"{escape(one.name)}  {one.expected.shown}  last {last}, next until {moment(one.deadline_ms)}")
-    if not found:
-        print("no beats are watched; send one with mainspring notify beat", file=sys.stderr)
+    return Listing(
+        columns=("NAME", "EXPECTED", "LAST", "DEADLINE"),
+        rows=[(one.name, one.expected.shown, Instant(one.last_ms or None), Instant(one.deadline_ms)) for one in found],
+        value=[one.as_dict() for one in found],
+        empty="no beats are watched",
+        hint="mainspring notify beat backup --every 1d",
+    )

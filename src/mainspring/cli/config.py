@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.listing import connected
-from mainspring.cli.options import Json, new_group, server_url
+from mainspring.cli.listing import connected, print_rows
+from mainspring.cli.options import Json, new_group, place_of, server_url
+from mainspring.cli.output import print_message, wrapped
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
 from mainspring.model.schedule.view import span_text
 from mainspring.model.shared_settings import checked_setting
 from mainspring.model.targets.names import shown_target
+from mainspring.model.text import Tables
 from mainspring.store.redis.url import safe_url
 
 if TYPE_CHECKING:
@@ -53,9 +55,11 @@ def show(
 
         print(msgspec.json.encode({row.pop("name"): row for row in rows}).decode())
         return
-    widths = [max((len(str(row[column])) for row in rows), default=0) for column in ("name", "value")]
-    for row in rows:
-        print(f"{row['name']:{widths[0]}}  {_spoken(row['value']):{min(widths[1], 40)}}  {row['from']}")
+    lines = [("SETTING", "VALUE", "FROM"), *((row["name"], _spoken(row["value"]), row["from"]) for row in rows)]
+    first, second = (max(len(line[column]) for line in lines) for column in (0, 1))
+    second = min(second, 40)
+    for name, value, source in lines:
+        print(wrapped(f"{name:{first}}  {value:{second}}  {source}", indent=first + second + 4))
 
 
 @app.command("set")
@@ -68,7 +72,8 @@ def set_(
     """Change a setting that the namespace keeps, for all nodes, workers and clients; those that run follow."""
     kept = checked_setting(name, value)
     before = asyncio.run(_set(config, name, kept))
-    print(f"{name} of namespace {config.namespace}: {before or 'not set'} -> {kept}")
+    former = "not set" if before is None else _span_spoken(before)
+    print(f"{name} of namespace {config.namespace}: {former} -> {_span_spoken(kept)}")
 
 
 async def _set(loaded: Config, name: str, value: str) -> str | None:
@@ -92,8 +97,10 @@ def shared(config: "Config", json: Json = False) -> None:
 
         print(msgspec.json.encode(kept).decode())
         return
-    for name, value in sorted(kept.items()):
-        print(f"{name}  {value}")
+    if not kept:
+        print_message(f"no settings are kept in {place_of(config)}")
+        return
+    print_rows(("SETTING", "VALUE"), [(name, _span_spoken(value)) for name, value in sorted(kept.items())])
 
 
 async def _shared(loaded: Config) -> dict[str, str]:
@@ -141,6 +148,8 @@ def shown(settings: Config, name: str) -> Any:
         return None if value is None else safe_url(value)
     if name == "tick_target":
         return shown_target(value)
+    if isinstance(value, Tables):
+        return ", ".join(value) or None
     if name in ("api_token", "watchdog_url"):
         return None if value is None else "***"
     if name in (*SECRETS, "queue") or callable(value):
@@ -152,6 +161,11 @@ def shown(settings: Config, name: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _span_spoken(value: str) -> str:
+    """Return a setting of the namespace for people: `1h`, which is kept as `3600000ms`."""
+    return span_text(int(value[:-2])) if value.endswith("ms") and value[:-2].isdigit() else value
 
 
 def _spoken(value: Any) -> str:

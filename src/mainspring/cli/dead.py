@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 import typer
 
 from mainspring.cli.listing import Instant, Listing, connected, listing
-from mainspring.cli.options import Json, new_group
+from mainspring.cli.options import Json, OnlyLane, OnlyTarget, new_group
 from mainspring.cli.output import ProgressBar, answer_lines, printable
 from mainspring.cli.task import After, At, not_found, print_json, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
-from mainspring.model.errors import ConfigError, InvalidInput
+from mainspring.model.errors import ConfigError, InvalidInput, NotFound
 from mainspring.model.explain import moment
 from mainspring.model.times import When
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 app = new_group()
 
 DeadIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")]
-DeadTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
-DeadLane = Annotated[str | None, typer.Option(help="Only this lane.")]
 DeadReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
 DiedAfter = Annotated[str | None, typer.Option(help="Only what died from this time on.")]
 DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this time.")]
@@ -51,7 +49,7 @@ def list_(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Dead letters of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> Listing:  # fmt: skip
     """List dead letters, the newest first."""
@@ -68,11 +66,16 @@ def list_(
 
 @app.command()
 @connected
-def show(config: "Config", id: str, lane: DeadLane = None, json: Json = False) -> None:
+def show(
+    config: "Config",
+    id: Annotated[str, typer.Argument(help="The id of a task that was given up.")],
+    lane: OnlyLane = None,
+    json: Json = False,
+) -> None:
     """Show one dead letter: why it died, every error, the task; exit code 1 if there is none."""
     dead_letter = with_client(config, lambda client: client.dead.get(id, lane=lane))
     if dead_letter is None:
-        raise not_found(config, f"there is no dead letter {id!r}")
+        raise _not_found(config, [id])
     if json:
         print_json(dead_letter.as_dict(config.namespace))
     else:
@@ -83,7 +86,7 @@ def show(config: "Config", id: str, lane: DeadLane = None, json: Json = False) -
 @connected
 def replay(
     config: "Config", ids: DeadIds = None, every: AllDead = False,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     at: At = None, after: After = None,
     rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
@@ -112,6 +115,8 @@ def replay(
         print_json(summary)
     else:
         _print_replay(summary)
+    if (unknown := [one.id for one in summary.problems if one.outcome == "unknown"]) and not json:
+        raise _not_found(config, unknown)
     if summary.replayed < summary.seen:
         raise typer.Exit(1)
 
@@ -120,7 +125,7 @@ def replay(
 @connected
 def drop(
     config: "Config", ids: DeadIds = None, every: AllDead = False,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: dropped dead letters do not come back.")] = False,
     dry_run: DeadDryRun = False, json: Json = False,
@@ -142,14 +147,12 @@ def drop(
 
     with ProgressBar("dead letters", shown=not json) as bar:
         count = with_client(config, work)
-    for id in unknown:
-        print(f"{id}: there is no dead letter with this id", file=sys.stderr)
     if json:
         print_json({"dropped": 0 if dry_run else count, "matched": count})
     else:
         print(f"{count} {'would be dropped' if dry_run else 'dropped'}")
     if unknown:
-        raise typer.Exit(1)
+        raise _not_found(config, unknown)
 
 
 @app.command()
@@ -157,7 +160,7 @@ def drop(
 def export(
     config: "Config",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default standard output.")] = None,
-    target: DeadTarget = None, lane: DeadLane = None, reason: DeadReason = None,
+    target: OnlyTarget = None, lane: OnlyLane = None, reason: DeadReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> None:  # fmt: skip
     """Write dead letters as JSON lines, the oldest first."""
@@ -177,6 +180,10 @@ def export(
 
 
 # -- inside ----------------------------------------------------------------------------------------------------
+
+
+def _not_found(config: "Config", ids: list[str]) -> NotFound:
+    return not_found(config, f"there is no dead letter {', '.join(map(repr, ids))}")
 
 
 def _filters(
@@ -238,7 +245,8 @@ def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *
 
 def _print_replay(summary: ReplaySummary) -> None:
     for one in summary.problems:
-        print(f"{one.id}: {one.outcome}: {one.note}", file=sys.stderr)
+        if one.outcome != "unknown":
+            print(f"{one.id}: {one.outcome}: {one.note}", file=sys.stderr)
     left = summary.seen - summary.replayed - len(summary.problems)
     if left:
         print(f"and {left} more that were not replayed", file=sys.stderr)

@@ -60,7 +60,7 @@ def show(config: "Config", lane: LaneArgument, json: Json = False) -> None:
         print_json(one)
         return
     behind = "some or no" if one.behind is None else one.behind
-    print(printable(f"{one.lane}: {one.state}, {behind} tasks behind"))
+    print(printable(f"{one.lane}: {one.state}, {behind} {'task' if behind == 1 else 'tasks'} behind"))
     for name, text in _rows(one):
         print(printable(f"  {name:9} {text}"))
 
@@ -116,7 +116,7 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
         ("next", None if one.next_ms is None else moment(one.next_ms)),
         ("held by", one.cause),
         ("reason", one.reason),
-        ("who", one.who),
+        ("by", one.who),
         ("until", None if one.until_ms is None else moment(one.until_ms)),
     ]
     return [(name, text) for name, text in rows if text is not None]
@@ -127,7 +127,7 @@ queue_app = new_group()
 
 @queue_app.callback()
 def _queue() -> None:
-    """Keep `list` a command of its own: a program with one command needs no name for it."""
+    """Queues: how long they are, and which workers serve them."""
 
 
 @queue_app.command("list")
@@ -162,7 +162,7 @@ TargetOption = Annotated[
     ),
 ]
 QueueOption = Annotated[str | None, typer.Option(help="This queue.", autocompletion=completing("queues"))]
-LaneOption = Annotated[str | None, typer.Option(help="This lane.")]
+LaneOption = Annotated[str | None, typer.Option(help="This lane.", autocompletion=completing("lanes"))]
 Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 
 

@@ -3,14 +3,14 @@
 import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
 import typer
 
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of
-from mainspring.cli.output import aligned, printable, relative
+from mainspring.cli.output import aligned, print_message, printable, relative
 from mainspring.model.explain import moment
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     more: str | None = None
     """Options that print the following rows, if there are any."""
     named: int = 0
+    spare: tuple[str, ...] = ()
+    """Columns to leave out where not all fit the terminal."""
 
 
 def listing(work: Callable[..., Listing]) -> Callable[..., None]:
@@ -126,11 +128,9 @@ def _show(found: Listing, config: "Config", output: str, *, utc: bool) -> None:
         for row in found.rows:
             print(printable(str(row[found.named])))
     elif not found.rows:
-        print(f"{found.empty} in {place_of(config)}", file=sys.stderr)
-        if found.hint:
-            print(f"try: {found.hint}", file=sys.stderr)
+        print_message(f"{found.empty} in {place_of(config)}" + (f"\ntry: {found.hint}" if found.hint else ""))
     else:
-        print_rows(found.columns, found.rows, whole=output == "wide", utc=utc or output == "wide")
+        print_rows(found.columns, found.rows, whole=output == "wide", utc=utc, spare=found.spare)
     if found.more is not None:
         print(f"more: {found.more}", file=sys.stderr)
 
@@ -142,10 +142,11 @@ def _exact(cell: Cell) -> str:
 
 
 def print_rows(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, whole: bool = False, utc: bool = False
-) -> None:
-    """Print a table as wide as the terminal. With `whole`, or into a file or a pipe, nothing is cut."""
-    if not sys.stdout.isatty():
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, whole: bool = False, utc: bool = False,
+    spare: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Print a table as wide as the terminal. With `whole`, or to a file or a pipe, cut nothing, with exact times."""
+    if whole or not sys.stdout.isatty():
         for line in aligned([columns, *([_exact(cell) for cell in row] for row in rows)]):
             print(line)
         return
@@ -166,26 +167,27 @@ def print_rows(
         return Text(printable(cell))
 
     used = [at for at in range(len(columns)) if at == 0 or any(row[at] for row in rows)]
-    columns = [columns[at] for at in used]
-    cells = [[shown(row[at]) for at in used] for row in rows]
+    cells = [[shown(cell) for cell in row] for row in rows]
     widths = [max(len(name), *(row[at].cell_len for row in cells), 0) for at, name in enumerate(columns)]
-    if whole:
-        console.width = sum(widths) + 2 * len(widths)
+    if sum(widths[at] + 2 for at in used) - 2 > console.width:
+        used = [at for at in used if columns[at] not in spare]
+    kept = {at for at, number in enumerate(used) if isinstance(rows[0][number], Instant | StateCell)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, width in zip(columns, fitted(widths, console.width), strict=True):
-        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis")
+    for at, width in zip(used, fitted([widths[at] for at in used], console.width, kept), strict=True):
+        table.add_column(columns[at], width=width, no_wrap=True, overflow="ellipsis")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*(row[at] for at in used))
     console.print(table)
 
 
-def fitted(widths: list[int], room: int) -> list[int]:
-    """Cut the widest column, again and again, until all fit; the first one last."""
+def fitted(widths: list[int], room: int, kept: Collection[int] = ()) -> list[int]:
+    """Cut the widest column, again and again, until all fit; the first one later, those to be kept whole last."""
     fitted = list(widths)
     room -= 2 * (len(fitted) - 1)
-    for first in (_PASTED, _NARROWEST):
+    for first, last in ((_PASTED, kept), (_NARROWEST, kept), (_NARROWEST, ())):
         while sum(fitted) > room:
-            spare = [width - (_NARROWEST if at else first) for at, width in enumerate(fitted)]
+            least = [width if at in last else _NARROWEST if at else first for at, width in enumerate(fitted)]
+            spare = [width - floor for width, floor in zip(fitted, least, strict=True)]
             if max(spare) <= 0:
                 break
             fitted[max(range(len(fitted)), key=lambda at: (spare[at] > 0, fitted[at]))] -= 1

@@ -38,7 +38,7 @@ RedisUrl = Annotated[
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Tenant boundary; default main.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="A separate set of tasks; default main.")]
 Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -70,7 +70,10 @@ def place_of(config: "Config") -> str:
     if config.redis_url is None:
         from mainspring.store.embedded.folder import default_data_dir
 
-        return f"namespace {config.namespace} on the embedded server in {config.data_dir or default_data_dir()}"
+        folder = str(config.data_dir or default_data_dir())
+        home = str(Path.home())
+        shown = f"~{folder.removeprefix(home)}" if folder.startswith(f"{home}/") else folder
+        return f"namespace {config.namespace} on the embedded server in {shown}"
     from mainspring.store.redis.url import safe_url
 
     return f"namespace {config.namespace} on {safe_url(config.redis_url)}"
@@ -165,6 +168,10 @@ async def _names(config: "Config", client: "Client", kind: str) -> list[str]:
 
 
 COMPLETION_S: Final = 2.0
+OnlyTarget = Annotated[
+    str | None, typer.Option(help="Only this target; a * at its end is any.", autocompletion=completing("targets"))
+]
+OnlyLane = Annotated[str | None, typer.Option(help="Only this lane.", autocompletion=completing("lanes"))]
 ScheduleName = Annotated[str, typer.Argument(help="The schedule.", autocompletion=completing("schedules"))]
 
 STANDARD_INPUT: Final = "-"

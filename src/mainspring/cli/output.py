@@ -19,12 +19,20 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
 
 
-def wrapped(text: str, indent: int) -> str:
-    """Wrap a line to the terminal, and indent what follows; elsewhere lines stay whole."""
-    if not sys.stdout.isatty():
+def wrapped(text: str, indent: int = 0, stream: TextIO | None = None) -> str:
+    """Wrap each line to the terminal, and indent what follows it; elsewhere lines stay whole."""
+    if not (stream or sys.stdout).isatty():
         return text
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
+    width, rest = shutil.get_terminal_size().columns, " " * indent
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)
+        for line in text.split("\n")
+    )
+
+
+def print_message(text: str) -> None:
+    """Print to standard error, wrapped to a terminal."""
+    print(wrapped(text, stream=sys.stderr), file=sys.stderr)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

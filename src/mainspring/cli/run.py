@@ -1,15 +1,14 @@
 """`mainspring run`: the history of runs. List and show them, count them over time, follow the log of a running one."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
-from mainspring.cli.options import Json, completing, new_group, place_of
-from mainspring.cli.output import aligned, answer_lines, output_lines, printable
+from mainspring.cli.options import Json, OnlyTarget, completing, new_group, place_of
+from mainspring.cli.output import aligned, answer_lines, output_lines, print_message, printable
 from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.explain import moment, span
 from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, RunsPage, TaskEnd
@@ -22,9 +21,6 @@ app = new_group()
 
 RunSchedule = Annotated[
     str | None, typer.Option(help="Only runs of this schedule.", autocompletion=completing("schedules"))
-]
-RunTarget = Annotated[
-    str | None, typer.Option(help="Only this target; a * at its end is any.", autocompletion=completing("targets"))
 ]
 RunQueue = Annotated[str | None, typer.Option("--queue", help="Only this queue.", autocompletion=completing("queues"))]
 RunLane = Annotated[str | None, typer.Option(help="The task's lane, if several tasks have the id.")]
@@ -41,7 +37,7 @@ _COLUMNS: Final = 60
 @listing
 def list_(
     config: "Config",
-    schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    schedule: RunSchedule = None, target: OnlyTarget = None, queue: RunQueue = None,
     id: Annotated[str | None, typer.Option("--id", help="Only attempts at this task.")] = None, lane: RunLane = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker or node.")] = None,
     outcome: Annotated[
@@ -75,6 +71,7 @@ def list_(
         value={"runs": [run.as_dict() for run in page.runs], "next": page.next},
         empty="there are no runs" if not any(filters.values()) else "no run matches",
         more=None if page.next is None else f"--cursor {page.next}",
+        spare=("ATTEMPT",),
     )
 
 
@@ -89,7 +86,11 @@ def run_row(run: KeptRun) -> tuple[Cell, ...]:
 
 @app.command()
 @connected
-def show(config: "Config", id: str, json: Json = False) -> None:
+def show(
+    config: "Config",
+    id: Annotated[str, typer.Argument(help="The id of a run, as `run list` shows it.")],
+    json: Json = False,
+) -> None:
     """Show one run with its response, output, log and traceback; exit code 1 if it is not kept."""
     run = with_client(config, lambda client: client.run(id))
     if run is None:
@@ -130,10 +131,10 @@ def log(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run is over.")] = False,
 ) -> None:  # fmt: skip
     """Print what a run has written: log lines of a handler, or output of a command."""
-    with_client(config, lambda client: _print_log(client, id, lane, follow))
+    with_client(config, lambda client: _print_log(client, id, lane, follow, place_of(config)))
 
 
-async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) -> None:
+async def _print_log(client: "Client", id: str, lane: str | None, follow: bool, place: str) -> None:
     part, written = await client.run_log(id, lane=lane), False
     while True:
         written = written or bool(part.text)
@@ -144,13 +145,14 @@ async def _print_log(client: "Client", id: str, lane: str | None, follow: bool) 
             await asyncio.sleep(_LOOK_S)
         part = await client.run_log(id, lane=lane, cursor=part.next)
     if not written:
-        print(f"{id}: nothing is written{'' if part.over else ' yet'}, or nothing of it is kept", file=sys.stderr)
+        kept = f"nothing is written{'' if part.over else ' yet'}, or nothing of it is kept"
+        print_message(f"{id}: {kept} ({place})\ntry: mainspring run list")
 
 
 @app.command()
 @connected
 def stats(
-    config: "Config", schedule: RunSchedule = None, target: RunTarget = None, queue: RunQueue = None,
+    config: "Config", schedule: RunSchedule = None, target: OnlyTarget = None, queue: RunQueue = None,
     start: Annotated[str | None, typer.Option(help="From this time on; default a day ago, or an hour.")] = None,
     end: Annotated[str | None, typer.Option(help="Count until this time; default now.")] = None,
     step: Annotated[Literal["minute", "hour"], typer.Option(help="One count for each.")] = "hour",
@@ -165,7 +167,7 @@ def stats(
         print_json(found)
         return
     if not any(one.runs for one in found.stats):
-        print(f"there are no runs in this time in {place_of(config)}", file=sys.stderr)
+        print_message(f"there are no runs in this time in {place_of(config)}")
         return
     for line in stat_lines(found.stats):
         print(line)
@@ -183,14 +185,17 @@ def stat_lines(counts: Sequence[RunCounts]) -> list[str]:
     rows = [(name, _chart(some, width), f"{sum(some):,}") for name, some in values.items()]
     step_ms = width * (counts[1].at_ms - counts[0].at_ms if len(counts) > 1 else 0)
     column = f", a column is {span(step_ms)}" if step_ms else ""
-    lines = [f"{moment(counts[0].at_ms)} to {moment(counts[-1].at_ms)}{column}", *aligned(rows), ""]
+    end_ms = counts[-1].at_ms + step_ms // width
+    lines = [f"{moment(counts[0].at_ms)} to {moment(end_ms)}{column}", *aligned(rows), ""]
+    bars: list[tuple[str, ...]] = []
     for title, field in (("took", "durations"), ("late", "latenesses")):
         sums = [sum(getattr(one, field)[i] for one in counts) for i in range(BUCKETS)]
-        most = max(sums)
         some = [i for i in range(BUCKETS) if sums[i]]
-        bars = [("", _limit(i), "█" * round(30 * sums[i] / most), f"{sums[i]:,}") for i in some]
-        lines += aligned([(title, *bar[1:]) if bar is bars[0] else bar for bar in bars])
-    return lines
+        bars += [
+            (title if i == some[0] else "", _limit(i), "█" * round(30 * sums[i] / max(sums)), f"{sums[i]:,}")
+            for i in some
+        ]
+    return lines + aligned(bars)
 
 
 def _chart(values: Sequence[int], width: int) -> str:

@@ -2,7 +2,6 @@
 
 import json as json_text
 import os
-import sys
 import time
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from mainspring.cli import schedule_edit, schedule_files, schedule_view
 from mainspring.cli.options import new_group
+from mainspring.cli.output import print_message
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import LAST_SHOWN_MS, LAST_START_MS
@@ -33,7 +33,7 @@ def _schedule() -> None:
 
 @app.command()
 def preview(
-    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="'0 9 * * MON-FRI', '@daily', '@every 30s'.")],
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="'0 9 * * MON-FRI', '@daily', '@every 30s'.")],
     tz: Annotated[
         str | None, typer.Option("--tz", "--timezone", help="IANA time zone; default that of the settings, UTC.")
     ] = None,
@@ -62,7 +62,7 @@ def preview(
         name=name, zone=where, gap=gap, overlap=overlap, exclude=exclude or (),
     )  # fmt: skip
     for finding in lint(recurrence, from_ms):
-        print(f"warning: {finding.message} [{finding.code}]", file=sys.stderr)
+        print_message(f"warning: {finding.message} [{finding.code}]")
     _show(_runs(recurrence, from_ms, count), where, json)
 
 

@@ -12,7 +12,18 @@ import typer
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import connected
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load, new_app
+from mainspring.cli.options import (
+    DataDir,
+    Json,
+    Namespace,
+    RedisUrl,
+    ScheduleName,
+    Settings,
+    completing,
+    json_of,
+    load,
+    new_app,
+)
 from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.config.config import Config
@@ -33,7 +44,13 @@ OPTIONS: Final[dict[str, Any]] = {
     ],
     "every": Annotated[list[str] | None, typer.Option(help="30s, 5m: from when it was added, or from --start.")],
     "after_end": Annotated[str | None, typer.Option(help="This long after the end of the previous run.")],
-    "target": Annotated[str | None, typer.Option(help="command:backup, https://…, queue:mail/send, kafka:topic, log:")],
+    "target": Annotated[
+        str | None,
+        typer.Option(
+            help="command:backup, https://…, queue:mail/send, kafka:topic, log:",
+            autocompletion=completing("targets"),
+        ),
+    ],
     "payload": Annotated[str | None, typer.Option(help="JSON; - reads it from standard input.")],
     "tz": Annotated[
         str | None, typer.Option("--tz", "--timezone", help="IANA time zone; default that of the settings, UTC.")
@@ -51,13 +68,21 @@ OPTIONS: Final[dict[str, Any]] = {
     "retry_jitter": Annotated[str | None, typer.Option(help="Old: the jitter of --retry.", hidden=True)],
     "timeout": Annotated[str | None, typer.Option(help="How long one attempt may take.")],
     "misfire": Annotated[
-        str | None, typer.Option(help="Runs missed while no node was running: coalesce, skip, all(<most>).")
+        str | None,
+        typer.Option(
+            help="Runs missed while no node was running: coalesce, skip, all(<most>).",
+            autocompletion=lambda: ["coalesce", "skip", "all"],
+        ),
     ],
     "grace": Annotated[
         str | None, typer.Option(help="How late a run may begin before it counts as missed; default 60s.")
     ],
     "overlap": Annotated[
-        str | None, typer.Option(help="If the previous run has not ended: skip, buffer_one, buffer_all(<n>), allow.")
+        str | None,
+        typer.Option(
+            help="If the previous run has not ended: skip, buffer_one, buffer_all(<n>), allow.",
+            autocompletion=lambda: ["skip", "buffer_one", "buffer_all", "allow"],
+        ),
     ],
     "jitter": Annotated[str | None, typer.Option(help="Start each run up to this much later.")],
     "spread": Annotated[

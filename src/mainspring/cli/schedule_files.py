@@ -100,10 +100,10 @@ def import_(
     config: "Config",
     file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
     kind: Annotated[ImportFormat, typer.Option("--format", help="What wrote the file.")] = "crontab",
-    tz: Annotated[str | None, typer.Option("--tz", "--timezone", help="Of its times; default the settings'.")] = None,
+    tz: Annotated[str | None, typer.Option("--tz", "--timezone", help="Its time zone; default the settings'.")] = None,
     system: Annotated[bool, typer.Option("--system", help="A crontab with users, as /etc/crontab.")] = False,
-    url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
-    prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",
+    url: Annotated[str, typer.Option("--from", help="For redbeat: the server that has its keys.")] = "redis://localhost",
+    prefix: Annotated[str, typer.Option(help="For redbeat: how its keys begin.")] = "redbeat:",
     out: Annotated[Path | None, typer.Option(help="Write a file for `apply` instead of adding them.")] = None,
     source: ScheduleSource = None, dry_run: ApplyDryRun = False, json: Json = False,
 ) -> None:  # fmt: skip

@@ -1,6 +1,5 @@
 """`mainspring schedule list|show|history|lint`, and how schedules are shown as text."""
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ import msgspec
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing, print_rows
-from mainspring.cli.options import Json, ScheduleName, new_app
-from mainspring.cli.output import printable
+from mainspring.cli.options import Json, ScheduleName, completing, new_app
+from mainspring.cli.output import print_message, printable, wrapped
 from mainspring.cli.run import RUN_COLUMNS, run_row
 from mainspring.cli.task import not_found, print_json, with_client
 from mainspring.model.errors import NotFound
@@ -121,7 +120,7 @@ def warn(name: str, findings: Iterable[Finding]) -> None:
     """Print likely mistakes on standard error. That the default retries take long is reported by `lint` alone."""
     for finding in findings:
         if finding.code != "default-retries":
-            print(f"warning: {name}: {finding.message} [{finding.code}]", file=sys.stderr)
+            print_message(f"warning: {name}: {finding.message} [{finding.code}]")
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
@@ -195,7 +194,9 @@ def history(config: "Config", name: ScheduleName, json: Json = False) -> None:
 @connected
 def lint(
     config: "Config",
-    names: Annotated[list[str] | None, typer.Argument(help="Schedules; default all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Schedules; default all.", autocompletion=completing("schedules"))
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -206,13 +207,16 @@ def lint(
 
     found = _of_server(config, names) if file is None else _of_file(config, names, file)
     if missing := set(names or ()) - found.keys():
-        raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
+        what = f"there is no schedule {', '.join(map(repr, sorted(missing)))}"
+        raise not_found(config, what) if file is None else NotFound(f"{what} in {file}")
     if json:
         print_json({"findings": {name: msgspec.to_builtins(some) for name, some in sorted(found.items()) if some}})
     else:
         for name, some in sorted(found.items()):
             for finding in some:
-                print(f"{name}: {finding.message} [{finding.code}]")
+                print(wrapped(f"{name}: {finding.message} [{finding.code}]", indent=2))
+        if not any(found.values()):
+            print_message(f"nothing to report about {len(found)} {'schedule' if len(found) == 1 else 'schedules'}")
     raise typer.Exit(1 if any(found.values()) else 0)
 
 

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 import typer
 import typer.core
 
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import new_app
+from mainspring.cli.options import Namespace, new_app
 from mainspring.cli.output import printable
 from mainspring.cli.task import with_client
 from mainspring.config.config import Config, LogFormat
@@ -57,6 +57,14 @@ def keep_what_is_there() -> None:
     gc.collect()
     gc.freeze()
 
+
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option(help="debug, info, warning or error.", autocompletion=lambda: ["debug", "info", "warning", "error"]),
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option(help="human, json, or auto.", autocompletion=lambda: list(get_args(LogFormat)))
+]
 
 ABOUT: Final = ("task", "target", "schedule")
 """Given as `extra` of a line, these are fields of the JSON object."""
@@ -108,7 +116,7 @@ serve_app = new_app()
 @serve_app.command()
 def serve(
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, an embedded one.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    namespace: Namespace = None,
     partitions: Annotated[int | None, typer.Option(help="For a new namespace; default 32.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the API; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
@@ -137,8 +145,8 @@ def serve(
     http_rate: Annotated[str | None, typer.Option(help="Webhooks to one host, 50/s; no bound.")] = None,
     http_result_ttl: Annotated[str | None, typer.Option(help="How long webhooks' answers are kept; 1h.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     processes: Annotated[int | None, typer.Option(help="Node processes under one supervisor; 1.")] = None,
     roles: Annotated[str | None, typer.Option(help="What it does; default scheduler,api.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Answer everybody, without keys.")] = False,
@@ -270,14 +278,14 @@ def worker(
     concurrency: Annotated[int | None, typer.Option(help="Jobs run at one time; 64.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port for /livez, /readyz and /metrics; none.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, the embedded one.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    namespace: Namespace = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long jobs outlive a dead worker; 5s.")] = None,
     shutdown_timeout: Annotated[str | None, typer.Option(help="For jobs that run at a stop; 25s.")] = None,
     node_id: Annotated[str | None, typer.Option(help="Name of this worker; default a generated one.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run handlers and commands from queues."""
     flags = {

@@ -14,6 +14,8 @@ from mainspring.cli.audited_client import AuditedClient
 from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
 from mainspring.cli.options import (
     Json,
+    OnlyLane,
+    OnlyTarget,
     completing,
     json_of,
     new_group,
@@ -21,7 +23,7 @@ from mainspring.cli.options import (
     place_of,
     remote,
 )
-from mainspring.cli.output import lines_of, printable, relative
+from mainspring.cli.output import lines_of, print_message, printable, relative, wrapped
 from mainspring.model.errors import Ambiguous, NotConfirmed, NotFound, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
@@ -36,6 +38,7 @@ app = new_group()
 T = TypeVar("T")
 POLL_S: Final = 0.2
 
+TaskId = Annotated[str, typer.Argument(help="The id of a task.")]
 TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with; '' for a task without one.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
 After = Annotated[str | None, typer.Option("--after", "--in", help="A delay from now: 30m, 1h30m, PT10M.")]
@@ -85,7 +88,7 @@ def put(
 
 @app.command()
 @connected
-def get(config: "Config", id: str, lane: TaskLane = None, json: Json = False) -> None:
+def get(config: "Config", id: TaskId, lane: TaskLane = None, json: Json = False) -> None:
     """Show one task; exit code 1 if it is unknown."""
     info = with_client(config, lambda client: client.get(id, lane=lane))
     if json:
@@ -94,21 +97,25 @@ def get(config: "Config", id: str, lane: TaskLane = None, json: Json = False) ->
         raise not_found(config, f"there is no task {printable(id)!r}")
     else:
         for name, value in msgspec.to_builtins(info).items():
-            if value not in (None, ()):
+            if value not in (None, ()) and (name != "attempt" or info.due_ms is not None):
                 print(printable(f"{name.removesuffix('_ms'):10} {_spoken(name, value)}"))
+        if info.state in ("dead", "done"):  # too little of it is kept here
+            print_message(f"try: mainspring {'dead show' if info.state == 'dead' else 'task result'} {id}")
     if info.state == "unknown":
         raise typer.Exit(1)
 
 
 @app.command()
 @connected
-def explain(config: "Config", id: str, lane: TaskLane = None, json: Json = False) -> None:
+def explain(config: "Config", id: TaskId, lane: TaskLane = None, json: Json = False) -> None:
     """Say why a task has not run; exit code 1 if it is unknown."""
     found = with_client(config, lambda client: client.explain(id, lane=lane))
     if json:
         print_json(found)
     else:
-        print(printable(f"{found.id}: {found.text}"))
+        print(wrapped(printable(f"{found.id}: {found.text}"), indent=2))
+    if found.code == "unknown" and not json:
+        raise not_found(config, f"there is no task {printable(id)!r}")
     if found.code == "unknown":
         raise typer.Exit(1)
 
@@ -116,7 +123,7 @@ def explain(config: "Config", id: str, lane: TaskLane = None, json: Json = False
 @app.command()
 @connected
 def result(
-    config: "Config", id: str, lane: TaskLane = None,
+    config: "Config", id: TaskId, lane: TaskLane = None,
     wait: Annotated[str, typer.Option(help="How long to wait for its end, e.g. 30s.")] = "0s",
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -135,7 +142,7 @@ def result(
         print("\n".join(lines_of(found)))
 
 
-def _awaited(config: "Config", id: str, lane: str | None, wait_s: float) -> Result | None:
+def _awaited(config: "Config", id: TaskId, lane: str | None, wait_s: float) -> Result | None:
     """Wait for the end of a task. While the server or node is unavailable, try again on a new connection."""
     until = time.monotonic() + wait_s
     while True:
@@ -164,8 +171,8 @@ def list_(
     due_after: DueAfter = None,
     due_before: DueBefore = None,
     state: Annotated[ShownState, typer.Option(help="Only tasks in this state.")] = "pending",
-    target: Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")] = None,
-    lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
+    target: OnlyTarget = None,
+    lane: OnlyLane = None,
 ) -> Listing:
     """List tasks, the earliest first: those that are pending, or in another state."""
     page = with_client(
@@ -201,7 +208,12 @@ def count(config: "Config", due_after: DueAfter = None, due_before: DueBefore = 
 
 @app.command()
 @connected
-def cancel(config: "Config", ids: list[str], lane: TaskLane = None, json: Json = False) -> None:
+def cancel(
+    config: "Config",
+    ids: Annotated[list[str], typer.Argument(help="Ids of tasks.")],
+    lane: TaskLane = None,
+    json: Json = False,
+) -> None:
     """Cancel tasks; exit code 1 if one had begun or is not known."""
     outcomes, several = with_client(config, lambda client: _cancelled(client, ids, lane))
     if json:
@@ -211,6 +223,9 @@ def cancel(config: "Config", ids: list[str], lane: TaskLane = None, json: Json =
             print(printable(f"{id}: {outcome}"))
     for error in several:
         print(printable(f"mainspring: {error} (--lane)"), file=sys.stderr)
+    unknown = [printable(id) for id, outcome in zip(ids, outcomes, strict=True) if outcome == "unknown"]
+    if unknown and not json:
+        raise not_found(config, f"there is no task {', '.join(map(repr, unknown))}")
     if any(outcome != "cancelled" for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -232,7 +247,7 @@ async def _cancelled(
 @app.command()
 @connected
 def reschedule(
-    config: "Config", id: str, at: At = None, after: After = None, lane: TaskLane = None, json: Json = False,
+    config: "Config", id: TaskId, at: At = None, after: After = None, lane: TaskLane = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Move a pending task to another time."""
     handle = with_client(

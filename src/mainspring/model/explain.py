@@ -91,7 +91,7 @@ def span(ms: float) -> str:
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 60_000:
-        return f"{ms / 1000:.1f} s"
+        return f"{ms / 1000:.1f}".removesuffix(".0") + " s"
     units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
     parts = []
     for name, size in units:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 from .delivery import Body, Dead, Retry
 from .errors import InvalidInput
 from .text import check_known
-from .times import delay_ms, delay_text
+from .times import delay_ms, delay_text, in_seconds
 
 _CODES: Final = re.compile(r"([1-9])xx|([1-9]\d\d)(?:-([1-9]\d\d))?", re.IGNORECASE)
 _TYPE: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -127,7 +127,8 @@ class RetryPolicy:
             raise InvalidInput(f"max_attempts is {self.max_attempts}; it must be at least 1, at most {MAX_ATTEMPTS}")
         if not 1 <= self.base_ms <= self.cap_ms <= MAX_WAIT_MS:
             raise InvalidInput(
-                f"base_ms {self.base_ms} and cap_ms {self.cap_ms}: need 1 <= base_ms <= cap_ms, and a year at most"
+                f"the retry policy has a base of {in_seconds(self.base_ms)} and a cap of {in_seconds(self.cap_ms)};"
+                " the base must be at least 1 ms, the cap no less than the base, and a year at most"
             )
         if not 1.0 <= self.factor <= 100.0:
             raise InvalidInput(f"factor is {self.factor}; it must lie between 1 and 100")
@@ -432,8 +433,8 @@ def worst_case(policy: RetryPolicy, timeout_ms: int = 0) -> WorstCase:
     if policy.max_age_ms is not None and retries and policy.max_age_ms + timeout_ms < total:
         # No attempt begins later than that.
         total = policy.max_age_ms + timeout_ms
-        terms = [f"max_age {policy.max_age_ms:,} ms", *([_times(1, timeout_ms)] if timeout_ms else [])]
-    return WorstCase(total, f"{' + '.join(terms) or '0 ms'} = {total:,} ms")
+        terms = [f"max_age {in_seconds(policy.max_age_ms)}", *([_times(1, timeout_ms)] if timeout_ms else [])]
+    return WorstCase(total, f"{' + '.join(terms) or '0 ms'} = {in_seconds(total)}")
 
 
 def check_against(policy: RetryPolicy, interval_ms: int, timeout_ms: int = 0) -> None:
@@ -442,13 +443,13 @@ def check_against(policy: RetryPolicy, interval_ms: int, timeout_ms: int = 0) ->
     if worst.ms > interval_ms:
         sooner = "give a shorter timeout, " if timeout_ms else ""
         raise InvalidInput(
-            f"one run may take {worst.text} with its retries, and the next is due after {interval_ms:,} ms;"
+            f"one run may take {worst.text} with its retries, and the next is due after {in_seconds(interval_ms)};"
             f" {sooner}retry less, wait less, or run less often"
         )
 
 
 def _times(count: int, ms: int) -> str:
-    return f"{count} x {ms:,} ms" if count > 1 else f"{ms:,} ms"
+    return f"{count} x {in_seconds(ms)}" if count > 1 else in_seconds(ms)
 
 
 class Policies:

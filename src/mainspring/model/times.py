@@ -110,6 +110,11 @@ def delay_text(ms: int) -> str:
     return next((f"{ms // size}{unit}" for unit, size in _TEXT_UNITS if ms % size == 0), f"{ms}ms")
 
 
+def in_seconds(ms: int) -> str:
+    """Return a span for sums: all in seconds, so that a reader can add them up, but what is shorter than one."""
+    return f"{ms} ms" if ms < 1000 else f"{ms / 1000:,.3f}".rstrip("0").rstrip(".") + " s"
+
+
 def read_iso(text: str) -> datetime:
     """Return the time in an ISO 8601 text; raise ValueError for any other text."""
     if "\0" in text or _NUMBER.fullmatch(text):

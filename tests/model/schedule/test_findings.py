@@ -43,15 +43,15 @@ def test_a_fixed_hour_in_a_gap_says_when_and_what_happens() -> None:
     assert codes("30 2 * * *", zone="Europe/Paris") == ["dst-gap", "dst-overlap"]
     told = message("30 2 * * *", zone="Europe/Paris")
     assert "2027-03-28 02:30 does not exist in Europe/Paris, and 4 more within five years" in told
-    assert "it runs at 03:00 on 2027-03-28 instead (gap=shift)" in told
+    assert "it runs at 03:00 on 2027-03-28 instead (dst_gap=shift)" in told
     assert "2027-10-31 02:30 comes twice in Europe/Paris" in told
-    assert "the first time (overlap=first)" in told
+    assert "the first time (dst_overlap=first)" in told
 
 
 def test_the_finding_follows_the_policy() -> None:
     told = message("30 2 * * *", zone="Europe/Paris", gap="skip", overlap="both")
-    assert "it does not run then (gap=skip)" in told
-    assert "both times (overlap=both)" in told
+    assert "it does not run then (dst_gap=skip)" in told
+    assert "both times (dst_overlap=both)" in told
 
 
 def test_a_day_on_which_it_does_not_run_anyway_is_no_trap() -> None:

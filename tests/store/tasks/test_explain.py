@@ -46,7 +46,7 @@ async def test_a_task_in_retry_shows_its_attempt_its_time_and_the_last_error(tic
     found = await ticker.client.explain(handle.id)
     assert (found.code, found.attempt, found.errors) == ("retry", 3, ("error 1", "error 2"))
     assert found.wait_ms == 10_000
-    assert "attempt 3 comes in 10.0 s" in found.text
+    assert "attempt 3 comes in 10 s" in found.text
     assert "error 2" in found.text
 
 
@@ -145,7 +145,7 @@ async def test_an_owner_that_is_behind_is_named_with_its_lag(client: Client, sto
     await join(store, "n1", lag_ms=29_000)
     found = await client.explain("id")
     assert (found.code, found.owner, found.lag_ms, found.wait_ms) == ("owner-behind", "n1", 29_000, -30_000)
-    assert "29.0 s behind" in found.text
+    assert "29 s behind" in found.text
 
 
 async def test_a_finished_task_is_explained_by_how_it_ended(ticker: Ticker) -> None:
@@ -242,7 +242,7 @@ async def test_an_expired_task_is_explained_before_and_after_it_is_a_dead_letter
     clock.advance(seconds=10)
     waiting = await ticker.client.explain("id")
     assert (waiting.code, waiting.state) == ("expired", "pending")
-    assert "expired 4.0 s ago" in waiting.text
+    assert "expired 4 s ago" in waiting.text
     await ticker.turn()
     buried = await ticker.client.explain("id")
     assert (buried.code, buried.state, buried.reason) == ("expired", "dead", "expired")

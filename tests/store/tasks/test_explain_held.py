@@ -22,7 +22,7 @@ async def test_a_paused_task_says_by_whom_since_when_why_and_until_when(ticker: 
     found = await client.explain("x")
     assert found.code == "paused"
     assert found.text == (
-        f"It has been due for 4.0 s and is paused: target log:, since {moment(now_ms)} by ops (deploy),"
+        f"It has been due for 4 s and is paused: target log:, since {moment(now_ms)} by ops (deploy),"
         f" until {moment(now_ms + 3_600_000)}; it is delivered afterwards."
     )
     assert (found.since_ms, found.who, found.reason) == (now_ms, "ops", "deploy")

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ..retry import WorstCase
+from ..times import in_seconds
 from .chain import ChainMemory, ChainState, NotRun, PastRun
 from .cron import ALIASES, Cron, is_spread
 from .definition import Definition, changes
@@ -105,13 +106,15 @@ def _clock_changes(cron: Cron, recurrence: Recurrence, now_s: int) -> Iterator[F
         if (local_s := planned_in_overlap(cron, change)) is not None:
             overlaps.append((change, local_s))
     if gaps:
-        effect = {"shift": "it runs {} instead (gap=shift)", "skip": "it does not run then (gap=skip)"}[recurrence.gap]
+        effect = {"shift": "it runs {} instead (dst_gap=shift)", "skip": "it does not run then (dst_gap=skip)"}[
+            recurrence.gap
+        ]
         yield _clock_change_finding("dst-gap", "does not exist", effect, cron, recurrence, gaps)
     if overlaps:
         effect = {
-            "first": "it runs the first time (overlap=first)",
-            "second": "it runs the second time (overlap=second)",
-            "both": "it runs both times (overlap=both)",
+            "first": "it runs the first time (dst_overlap=first)",
+            "second": "it runs the second time (dst_overlap=second)",
+            "both": "it runs both times (dst_overlap=both)",
         }[recurrence.overlap]
         yield _clock_change_finding("dst-overlap", "comes twice", effect, cron, recurrence, overlaps)
 
@@ -134,7 +137,7 @@ def _pace(
     if worst is not None and shortest_ms is not None and worst.ms > shortest_ms:
         yield Finding(
             "too-long" if usual_attempt_ms is None or usual_attempt_ms > shortest_ms else "default-retries",
-            f"one run may take {worst.text} with its retries, and the next comes after {shortest_ms:,} ms:"
+            f"one run may take {worst.text} with its retries, and the next comes after {in_seconds(shortest_ms)}:"
             " it would be skipped or wait; give a shorter timeout, retry less, or run less often",
         )
     if any(later - earlier < 1000 for earlier, later in zip(runs, runs[max_per_second:], strict=False)):

@@ -290,12 +290,13 @@ def _ahead(facts: Facts) -> tuple[ReasonCode, str] | None:
     if body.attempt == 1:
         return "not-due", f"It is not due yet: it comes due {when}{no_node}."
     error = f"; the last error was: {body.errors[-1]}" if body.errors else ""
+    failed = "once" if body.attempt == 2 else f"{body.attempt - 1} times"
     if body.expires_ms is not None and body.expires_ms < due_ms:
         return (
             "retry",
-            f"It failed {body.attempt - 1} times, and expires {when}, before another attempt{error}{no_node}.",
+            f"It failed {failed}, and expires {when}, before another attempt{error}{no_node}.",
         )
-    return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{no_node}."
+    return "retry", f"It failed {failed}; attempt {body.attempt} comes {when}{error}{no_node}."
 
 
 def _ownerless(facts: Facts) -> tuple[ReasonCode, str] | None:
