@@ -37,7 +37,7 @@ STRETCH = 32
 """Tasks of one call that share a partition: less than usual, so that some hundred of them reach all partitions."""
 
 UVLOOP_ON: Final = ("redis", "cluster")
-"""Where a test runs on uvloop, as nodes do, which costs less; elsewhere on asyncio's own loop, as programs may."""
+"""Whether a test runs on uvloop, as nodes do; otherwise on asyncio's own loop, as programs may."""
 
 
 class Loops:
@@ -110,7 +110,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Broker]:
-    """One broker for all tests; each makes topics of its own. Whoever stops or kills it starts it again."""
+    """One broker for all tests; each makes topics of its own. A test that stops or kills it starts it again."""
     need_kafka()
     with broker(extra={"auto.create.topics.enable": "true"}) as started:
         yield started

@@ -1,4 +1,4 @@
-"""What `mainspring` offers, and that importing it is cheap."""
+"""The public names of `mainspring`, and that importing it is cheap."""
 
 import ast
 import inspect
@@ -151,7 +151,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_test_tools_that_ship_are_documented_or_used() -> None:
-    """What only the tests of this repository use is in tests/support."""
+    """Code that only the tests of this repository use is in tests/support."""
     package = ROOT / "src" / "mainspring"
     shipped = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}
     docs = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))

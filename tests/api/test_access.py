@@ -1,4 +1,4 @@
-"""Who may call what: every route with every role, keys and what they are bound to, tenants, and the audit trail."""
+"""Rights: every route with every role, the bindings of keys, tenants, and the audit trail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -92,14 +92,15 @@ RULES: dict[str, Right | None] = {
     "GET /docs": None,
     "GET /docs/{name}": None,
 }
-"""Written by hand on purpose: a route that nobody thought about has no line here, and the test fails."""
+"""Written by hand on purpose: a new route has no line here, and the test fails."""
 
 ROLES: tuple[Role, ...] = ("reader", "submit-only", "operator", "admin")
 
 
 @pytest.fixture
 async def api(server: Server, tmp_path: Path) -> AsyncIterator[Api]:
-    """It needs keys. One lies in a file, so that it starts; each test makes its own in the store."""
+    """A node that needs keys. One key is in a file, so that the node starts; each test makes its own keys in the
+    store."""
     file = tmp_path / "keys"
     file.write_text(f"# for the first start\n{new_token()}\n")
     config = Config(redis_url=server.url, port=0, partitions=4, access="keys", api_key_file=file)
@@ -208,7 +209,7 @@ async def test_guessing_keys_is_slowed_down(api: Api) -> None:
     statuses = [(await api.get("/v1/tasks", authorization=f"Bearer msk_{n:043}")).status for n in range(60)]
     assert statuses[0] == 401
     assert 429 in statuses
-    # Whoever has a key is not held up by those who guess from the same address.
+    # A caller with a key is not held up by others who guess keys from the same address.
     api.token = await api.key("reader")
     assert (await api.get("/v1/tasks")).status == 200
 

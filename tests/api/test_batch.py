@@ -105,7 +105,7 @@ async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) 
 
 
 async def forget_ids(api: Api) -> None:
-    """What the owners do an hour after the tasks are done."""
+    """Do what owners do an hour after the tasks are done."""
     for keys in api.client.store.keys.partitions:
         await api.client.store.run_one(keys.slot, [("DEL", keys.ids)])
 
@@ -349,7 +349,7 @@ async def test_a_line_that_is_nested_too_deep_fails_alone(api: Api, levels: int,
 
 @pytest.mark.parametrize("answers", ["all", "errors"])
 async def test_a_batch_that_is_stored_and_not_confirmed_has_its_lines(api: Api, answers: str) -> None:
-    """The server of these tests writes nothing to disk. Without the ids nobody could find what is stored."""
+    """The server of these tests writes nothing to disk. Without the ids the stored tasks could not be found."""
     await api.client.put("null:", {"n": 5}, at=LATER + 5, id="o5")
     lines = [line(n, **({"id": f"o{n}"} if n % 2 else {})) for n in range(100)]
     answer = await api.batch([*lines, line(1, target="smtp:x")], f"?durability=disk&answers={answers}")

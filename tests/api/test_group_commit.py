@@ -1,4 +1,4 @@
-"""Group commit: who shares a write, and that nobody is left waiting."""
+"""Group commit: which requests share a write, and that none is left waiting."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mainspring.model.task import Handle, Task
 
 
 class NetworkFaults:
-    """Writes that end when they are told to."""
+    """Writes that end on request."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

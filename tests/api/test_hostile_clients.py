@@ -75,7 +75,7 @@ class Wire:
 
 
 def has_taken(api: Api, size: int) -> bool:
-    """True if a connection got so many bytes and waits for more."""
+    """Return True if a connection got this many bytes and waits for more."""
     connections = [one for one in list(api.face.connections) if isinstance(one, HttpConnection)]
     return any(one.received > size and not one.flow.read_paused for one in connections)
 
@@ -194,7 +194,7 @@ def mutated(random: Random, data: bytes) -> bytes:
 
 FORGED = ("", ".", "9" * 5_000 + ".1", "\u00b2.1")
 NUMBERS = ("0." + "9" * 5_000, "0." + "9" * 20, "0.\u00b2")
-"""Of a lane the second part is its name, which may be anything."""
+"""The second part of a lane is its name, which may be anything."""
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ async def test_a_large_body_has_a_limited_time_even_if_it_comes_steadily(api: Ap
 
 
 async def test_a_client_that_does_not_take_its_answer_is_cut(hasty: Api) -> None:
-    """The answer does not fit into the buffers of the sockets, and nobody reads it."""
+    """The answer does not fit into the buffers of the sockets, and the client does not read it."""
     for n in range(300):
         await hasty.client.put("null:", "x" * 60_000, at=LATER + n)
     host, _, port = hasty.url.removeprefix("http://").rpartition(":")

@@ -1,4 +1,4 @@
-"""What an API key may have pending: tasks and bytes, over real HTTP, on one node and on two."""
+"""Quotas of an API key, in tasks and bytes, over real HTTP, on one node and on two."""
 
 import json
 import logging

@@ -353,7 +353,7 @@ async def test_a_wrong_pause_is_refused(api: Api, body: dict[str, Any]) -> None:
 
 
 async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
-    """Lanes, once so many stand still."""
+    """Return the lanes once this many are stalled."""
     for _ in range(1200):
         lanes: list[dict[str, Any]] = (await api.get("/v1/lanes")).json["lanes"]
         if len(lanes) == count:

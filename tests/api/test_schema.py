@@ -91,7 +91,7 @@ def test_no_request_breaks_a_route_whether_it_fits_the_document_or_not(route: Ro
 
 
 def test_afterwards_every_task_is_accounted_for(served: Served, tmp_path: Path) -> None:
-    """Runs last: whatever was thrown at the routes, nothing was written by halves."""
+    """Runs last: after all requests to the routes nothing is half written."""
     report = run("verify", "--redis-url", served.redis_url, cwd=tmp_path)
     assert report.returncode == 0, report.stdout
     assert "a request failed in an unexpected way" not in served.node.log

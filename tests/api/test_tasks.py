@@ -150,7 +150,7 @@ async def test_a_durability_that_cannot_be_confirmed_says_that_the_task_is_store
 
 
 async def test_each_caller_learns_which_of_its_tasks_are_unconfirmed(api: Api) -> None:
-    """They travel in one write; without its id nobody could find a task that has none of its own."""
+    """They travel in one write. Without its id, a task that has none of its own could not be found."""
     answers = await asyncio.gather(*(put(api, payload={"n": n}, durability="disk") for n in range(20)))
     assert {answer.problem for answer in answers} == {"not-confirmed"}
     assert [(await api.client.get(answer.json["id"])).payload for answer in answers] == [{"n": n} for n in range(20)]
@@ -458,7 +458,7 @@ async def test_pending_tasks_are_counted(api: Api) -> None:
 
 
 async def test_a_task_that_a_worker_runs_is_not_called_cancelled(api: Api) -> None:
-    """Its worker is told to stop it, and may be done before: that is another answer."""
+    """The worker is asked to stop the task, and may finish first: that is another answer."""
     await api.client.put(TARGET, 1, id="runs")
     worker = HandWorker(api.client.store)
     for _ in range(600):
@@ -474,7 +474,7 @@ async def test_explain_says_that_what_is_overdue_goes_out_little_by_little(serve
         due_ms = client.store.clock.now_ms() + 100
         await client.put_many(Task("null:", n, due_ms, id=f"late-{n}") for n in range(200))
         for _ in range(600):
-            if client.store.clock.now_ms() > due_ms + 1_100:  # nobody is there to fire them
+            if client.store.clock.now_ms() > due_ms + 1_100:  # no node is there to fire them
                 break
             await asyncio.sleep(0.05)
     config = Config(

@@ -1,4 +1,4 @@
-"""`POST /ticks` takes a shorter way than other requests; nobody may notice but by the clock."""
+"""`POST /ticks` takes a shorter path than other requests, with the same answers."""
 
 import asyncio
 import re
@@ -79,7 +79,7 @@ async def test_ticks_get_the_same_answer_on_both_ways(api: Api, body: bytes, hea
 async def test_a_key_is_looked_up_once_a_second_and_judged_every_time(
     api: Api, long_way: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "FRESH_S", 60.0)  # however long a loaded machine takes for a second's worth
+    monkeypatch.setattr(auth, "FRESH_S", 60.0)  # even if a loaded machine takes long for a second's worth
     submitter, reader = await api.key("submit-only"), await api.key("reader")
     bound = await api.key("submit-only", targets=("https://example.com/*",))
     over = await api.key("submit-only", expires_ms=1)
@@ -141,7 +141,7 @@ async def test_a_bug_is_reported_and_logged(
 
 
 class HeldWrite:
-    """A write that has begun and goes on when it may."""
+    """A write that has begun and ends on request."""
 
     def __init__(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.leave = asyncio.Event(), asyncio.Event()
@@ -209,7 +209,7 @@ def tick(n: int) -> bytes:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What connections have received, piece by piece."""
+    """The bytes that connections have received, piece by piece."""
     seen: list[bytes] = []
     receive = HttpConnection.data_received
 

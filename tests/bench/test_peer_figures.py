@@ -1,4 +1,4 @@
-"""What `bench peers` makes of the runs that a peer reports; no server, no peer."""
+"""The figures that `bench peers` computes from the runs of a peer; no server, no peer."""
 
 import json
 import os

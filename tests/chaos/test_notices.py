@@ -1,4 +1,4 @@
-"""Nodes are killed at random moments while jobs fail and recover again and again; each episode is told once."""
+"""Nodes are killed at random moments while jobs fail and recover; each episode causes one notice."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class Fleet:
 
 
 def episodes_of(runs: Iterable[KeptRun]) -> tuple[list[Told], bool]:
-    """Return what must be told of one schedule's runs, by their records alone; and whether the last one was well."""
+    """Return the notices due for one schedule by its records alone, and whether its last run succeeded."""
     told: list[Told] = []
     since_ms = 0
     for run in sorted(runs, key=lambda one: (one.at_ms, one.record.ended_ms, not one.record.failed)):

@@ -28,7 +28,7 @@ PROMISED = (
 
 
 def find(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that a line stands for, and the words behind its name."""
+    """The command that a line runs, and the words after its name."""
     context = ROOT.make_context("mainspring", ["--help-is-not-asked"], resilient_parsing=True)
     _, command, rest = ROOT.resolve_command(context, words)  # type: ignore[attr-defined]
     while hasattr(command, "commands") and rest:

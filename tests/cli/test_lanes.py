@@ -59,7 +59,7 @@ async def blocked(server: Server) -> AsyncIterator[Ticker]:
 
 
 def cells(result: Result) -> list[list[str]]:
-    """What a list printed, row by row, headers first."""
+    """Return the rows of a printed list, headers first."""
     return [re.split(" {2,}", line) for line in result.stdout.splitlines()]
 
 

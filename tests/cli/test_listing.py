@@ -38,7 +38,7 @@ async def client(server: Server) -> AsyncIterator[Client]:
 
 
 def on_terminal(*words: str, columns: int = 80) -> str:
-    """What a command draws on a terminal of this width, without its colours."""
+    """Return what a command draws on a terminal of this width, without its colours."""
     ours, theirs = pty.openpty()
     environ = ENVIRON | {"COLUMNS": str(columns), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
     with os.fdopen(ours, "rb", buffering=0) as screen, subprocess.Popen(

@@ -59,7 +59,7 @@ def test_nothing_but_ticks_is_on_standard_output_and_the_log_says_where_things_a
 
 def test_a_tick_survives_a_killed_process(serve: Callable[..., Serve]) -> None:
     node = serve()
-    tick = {"item": "survivor", "at": in_seconds(8)}  # not before the kill, however slow the machine
+    tick = {"item": "survivor", "at": in_seconds(8)}  # not before the kill, even on a slow machine
     assert node.status("/ticks", tick) == 202
     node.process.kill()
     node.process.wait()
@@ -164,7 +164,7 @@ def test_a_stop_waits_for_what_is_in_flight_and_nothing_is_repeated(
     os.close(pipe[1])
     ticks = [wide(item) for item in ("a", "b", "c")]
     assert [node.status("/ticks", tick) for tick in ticks] == [202] * 3
-    assert os.read(pipe[0], 1)  # the sink is at work, and hangs: nobody reads on
+    assert os.read(pipe[0], 1)  # the sink is at work, and hangs: its output is not read
     node.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "stopping" in node.messages, "the stop has begun")
     with os.fdopen(pipe[0], "rb") as out:
@@ -336,7 +336,7 @@ def test_the_doctor_names_what_to_change_and_fails_only_on_what_cannot_work(tmp_
         server.call("REPLICAOF", "127.0.0.1", "1")
         assert run("doctor", "--redis-url", server.url, cwd=tmp_path).returncode == 1
     found: set[str] = set()
-    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and that is rightly told
+    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and a warning is right then
         well = run("doctor", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
         found = {row["status"] for row in json.loads(well.stdout)}
         if found == {"ok"}:

@@ -162,7 +162,7 @@ LOOKS = (
 async def test_only_what_puts_something_there_makes_a_namespace(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partition count is fixed then; and one that was misspelt would be there for good."""
+    """The partition count is fixed from then on, and a misspelt namespace would stay."""
     server.call("FLUSHALL")
     monkeypatch.chdir(tmp_path)
 
@@ -716,7 +716,7 @@ async def _is(say: Say, *words: str, reached: Callable[[Any], bool]) -> bool:
 async def test_a_repair_is_in_the_trail(api: Api, server: Server) -> None:
     store = api.client.store
     keys = home(store, "a")
-    await raw(store, keys.number, "HSET", keys.held, "a", b"0123456789abcdef")  # a lane that waits for nobody
+    await raw(store, keys.number, "HSET", keys.held, "a", b"0123456789abcdef")  # a lane that waits for no task
 
     async def run(*words: str) -> Result:
         return await asyncio.to_thread(CliRunner().invoke, app, [*words, "--url", server.url, "--json"])

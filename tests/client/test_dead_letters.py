@@ -445,7 +445,7 @@ async def test_a_task_that_was_put_meanwhile_is_not_overwritten(dying: Ticker, s
 async def test_a_late_call_does_not_touch_the_dead_letter_of_a_later_death(
     dying: Ticker, store: Store, between: Between, script: str
 ) -> None:
-    """Somebody else replayed it and it died again: nobody has seen that letter yet."""
+    """Another caller replayed it and it died again: the new letter is left alone."""
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
 
@@ -556,7 +556,7 @@ async def test_a_dry_run_changes_nothing(dying: Ticker) -> None:
 
 
 async def bury_damaged(ticker: Ticker) -> DeadLetter:
-    """A letter of an entry that nobody could read."""
+    """The letter of an entry that cannot be read."""
     address = address_of((await ticker.client.put("log:", "x", after="1s")).id)
     keys = ticker.store.keys.partitions[address.partition]
     row = b"\0\0\0\1\0" + b"\7" * 16 + b"\xc1"

@@ -1,4 +1,4 @@
-"""The client over HTTP has what commands call, and an answer that is lost or strange is told as what it is."""
+"""The client over HTTP has the calls of commands, and reports a lost or odd answer as what it is."""
 
 import inspect
 import re

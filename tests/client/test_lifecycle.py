@@ -22,7 +22,7 @@ def server() -> Iterator[Server]:
 
 
 def connections(server: Server) -> int:
-    """Of others than this question."""
+    """Return the number of connections to the server, without the one that asks."""
     return int(server.info("clients")["connected_clients"]) - 1
 
 

@@ -462,7 +462,7 @@ async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:
 
 
 async def test_runs_of_a_slice_that_is_proven_already_begin_too(ticker: Ticker, client: Client, store: Store) -> None:
-    """Nothing but its fired bit and the next run is written then: the smallest of all ticks."""
+    """The smallest of all ticks: it writes only the fired bit and the next run."""
     names = [name for name in (f"job-{n}" for n in range(50)) if partition_of(name, len(store.keys)) == 0][:4]
     for n, name in enumerate(names):
         await client.schedules.add(name, every="10s", start=START_MS + 10_000 + 200 * n, target="log:")
@@ -644,7 +644,7 @@ async def test_the_event_loop_runs_while_the_planner_finds_that_no_run_is_left(
     monkeypatch.setattr("mainspring.model.schedule.recurrence._MAX_SKIPS", 12_000)
 
     def last_one() -> dict[str, Any]:
-        """After this January every day is excluded for itself, for longer than the search goes on."""
+        """After this January every day is excluded separately, for longer than the search lasts."""
         past = date.fromordinal(next(_PAST)).isoformat()
         years = [f"{year}-01-01..{year}-01-31" for year in range(2028, 2065)]
         return {"cron": "0 9 * * *", "exclude": ["* * * 2-12 *", "2027-01-16..2027-01-31", past, *years]}

@@ -144,7 +144,7 @@ def test_a_call_under_way_may_end_before_the_client_is_closed(server: Server, mo
 def test_calls_that_wait_for_ever_end_with_an_error_before_the_connections_close(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many some would else find their connection closed first, and say that."""
+    """Otherwise some of many callers would find their connection closed first, and say that."""
     monkeypatch.setattr("mainspring.client.sync.CLOSE_S", 0.01)
     client.put("queue:nobody/works", id="waits")
     with ThreadPoolExecutor(64) as threads:

@@ -133,7 +133,7 @@ async def test_a_lease_counts_from_when_it_was_asked_for(
 
 
 async def test_partitions_wait_one_lease_for_their_former_node(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who had it, or is planned for it, may only be late: partitions would go to and fro."""
+    """Its former or planned owner may only be late: partitions would move to and fro."""
     server.call("FLUSHALL")
     clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
     store = await Store.open(server.url, partitions=1, clock=clock)
@@ -473,7 +473,7 @@ async def test_a_node_whose_id_was_taken_while_it_hung_ends_as_one_that_is_refus
 
 
 async def test_a_slice_that_is_forgotten_leaves_no_commit_behind(store: Store) -> None:
-    """Else the dispatcher comes again every millisecond, for a commit of nothing."""
+    """Otherwise the dispatcher runs again every millisecond, for an empty commit."""
     keys = store.keys.partitions[0]
     partition, live = Partition(keys, b"token", inf, open_flow()), LiveSlice(keys, Slice.at(0, 1000), 1.0)
     partition.add(live)

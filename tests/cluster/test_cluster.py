@@ -29,7 +29,7 @@ PARTITIONS = 8
 LONG_S = 10.0
 """A lease that no hiccup of a loaded machine can use up: in these tests nothing is delivered twice."""
 CALM_S = 5.0
-"""Where a lease must be seen to hold and then to end."""
+"""A lease that can be seen to last, and then to end."""
 SHORT_S = 1.0
 
 
@@ -94,7 +94,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def abandon(node: Node) -> None:
-    """As if the process were killed: nothing more is done or said."""
+    """As if the process were killed: it writes nothing more."""
     assert node.engine is not None
     assert node.seat is not None
     await node.seat.loop.stop()
@@ -105,7 +105,7 @@ async def abandon(node: Node) -> None:
 
 
 class Load:
-    """Puts tasks one after the other until told to stop."""
+    """Puts tasks one after the other until it is stopped."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

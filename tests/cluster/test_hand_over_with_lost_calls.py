@@ -1,4 +1,4 @@
-"""Partitions change hands all the time while calls and replies get lost: nothing is lost, and nothing is repeated."""
+"""Partitions change hands all the time while calls and replies get lost: nothing is lost or repeated."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ FLIPS = 25
 TASKS_A_FLIP = 16
 LANES = 5
 FAULTS = 0.1
-"""Of all calls: half of them never arrive, of the others the reply gets lost."""
+"""Half of all calls never arrive, and of the others the reply gets lost."""
 
 
 class Recorder:
@@ -96,7 +96,7 @@ async def start(fleet: Fleet, namespace: str, sink: Recorder, stack: AsyncExitSt
 
 
 async def flip(store: Store, names: list[str], dice: random.Random) -> None:
-    """A plan that nobody expects."""
+    """An unexpected plan."""
     plan: dict[str, list[int]] = {name: [] for name in names}
     for number in range(PARTITIONS):
         plan[dice.choice(names)].append(number)

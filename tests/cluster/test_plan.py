@@ -33,7 +33,7 @@ def test_only_as_many_partitions_move_as_must(partitions: int, before: list[str]
     counts = Counter(new)
     assert max(counts[node] for node in after) - min(counts[node] for node in after) <= 1
     orphaned = sum(owner not in after for owner in old)
-    # Whoever has more than the smallest share must give; nobody else does.
+    # Only nodes with more than the smallest share must give some away.
     over = sum(max(0, n - partitions // len(after)) for node, n in Counter(old).items() if node in after)
     assert orphaned <= moves(old, new) <= orphaned + over
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what is said of a wrong one."""
+"""Sources of settings, their precedence, and errors about wrong ones."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every setting knows where it came from; what is secret may lie in a file, and is never shown."""
+"""Every setting knows its source; secrets can be in a file, and are never shown."""
 
 import json
 import re

@@ -197,7 +197,7 @@ def test_only_what_was_taken_is_written_down(tmp_path: Path) -> None:
 
 
 class Server:
-    """Answers what it is told to; counts what it got."""
+    """Answers as set, and counts what it got."""
 
     def __init__(self, answers: list[bytes | None]) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""What reads the topic of ticks in the containers, on a real broker. The generator is in tests/deploy."""
+"""The consumer of ticks in the containers, on a real broker. The generator is in tests/deploy."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What lies in deploy/ fits together, and fits what the code reads."""
+"""The files in deploy/ fit together, and fit the code."""
 
 import fnmatch
 import json
@@ -61,7 +61,7 @@ def test_on_ci_a_gap_fails_and_elsewhere_it_skips(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_that_ci_could_have_is_skipped_there() -> None:
-    """Whoever skips a test without `gap` hides it on CI as well."""
+    """A test that is skipped without `gap` would be hidden on CI too."""
     skipping = re.compile(r"pytest\.(?:mark\.)?skip(?:if)?\(")
     tests = ROOT / "tests"
     found = {str(path.relative_to(tests)) for path in tests.rglob("*.py") if skipping.search(path.read_text())}

@@ -106,7 +106,7 @@ GIVEN: dict[str, list[str]] = {
     "docs/notices.md": ["mainspring serve"],
     "docs/metrics.md": ["mainspring serve", "mainspring task put"],
 }
-"""What a page takes for granted: typed before it."""
+"""Commands that a page takes for granted: typed before it."""
 
 
 def unpaid_order_expires(reader: Reader) -> None:
@@ -155,7 +155,7 @@ AFTERWARDS = {
     "order-expiry": unpaid_order_expires,
     "recurring-http": receiver_was_called,
 }
-"""What a guide is for, seen at its end."""
+"""The purpose of a guide, checked at its end."""
 
 
 @pytest.mark.timeout(300)  # a cron line of a page may be due only in a minute

@@ -236,7 +236,7 @@ def test_every_problem_is_on_the_page_of_the_http_api() -> None:
 
 
 def test_every_route_is_on_the_page_of_the_http_api() -> None:
-    """Or the beginning of it: `…` stands for what a line has named already."""
+    """Or its beginning: `…` stands for the part that the line has named already."""
     text = page("docs/http-api.md")
     for route in app_module.ROUTES:
         verb = route.path.rpartition("/")[2]

@@ -57,7 +57,7 @@ async def test_a1_after_an_outage_the_tasks_of_a_lane_leave_in_due_order(
     async with Ticker(mainspring_url, namespace=mainspring_namespace, clock=clock) as ticker:
         tasks = [Task("log:", name, at=due_s * 1000, lane="one") for name, due_s in in_any_order(DUE_S)]
         await ticker.client.put_many(tasks)
-        clock.set(NOW_S * 1000)  # nobody was there in between: all three are due at once
+        clock.set(NOW_S * 1000)  # no node was running in between: all three are due at once
         assert names(await ticker.turn()) == ["task1", "task2", "task3"]
 
 

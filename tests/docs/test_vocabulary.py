@@ -56,7 +56,7 @@ def referred(part: Any, schemas: dict[str, Any], found: set[str]) -> set[str]:
 
 
 def over_http() -> tuple[set[str], set[str]]:
-    """What requests say, and what only answers say."""
+    """Return the words of requests, and those of answers only."""
     api = document(ROUTES)
     schemas = api["components"]["schemas"]
     said: set[str] = set()

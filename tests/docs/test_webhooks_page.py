@@ -1,4 +1,4 @@
-"""What the page on webhooks says works."""
+"""The statements of the page on webhooks hold."""
 
 import base64
 import re

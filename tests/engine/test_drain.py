@@ -1,4 +1,4 @@
-"""The end of a node: what is finished is written in one step with its consequences, whatever fails meanwhile."""
+"""The end of a node: outcomes are written in one step with their consequences, even if something fails meanwhile."""
 
 import asyncio
 from collections import defaultdict

@@ -273,7 +273,7 @@ async def test_a_near_put_wakes_the_owner(real) -> None:  # type: ignore[no-unty
 
 
 async def test_a_clean_stop_repeats_nothing(real) -> None:  # type: ignore[no-untyped-def]
-    """Stopped in the middle of a stream, by whatever it was doing; the next one takes over at once."""
+    """Stopped in the middle of a stream, at any point; the next engine takes over at once."""
     seen: Counter[int] = Counter()
     count = 0
     for some in (1, 7, 30, 90):
@@ -281,7 +281,7 @@ async def test_a_clean_stop_repeats_nothing(real) -> None:  # type: ignore[no-un
         for _ in range(10):
             await running.client.put_many(Task("log:", count + n, after=f"{n}ms") for n in range(200))
             count += 200
-            # The stream goes on when some more are delivered; fewer only where a slow machine left fewer to come.
+            # The stream continues until some more are delivered; fewer only if a slow machine left fewer.
             left = count - sum(seen.values()) - len(running.sink.deliveries)
             await running.until(len(running.sink.deliveries) + min(some, left))
         assert await running.engine.stop()
@@ -313,7 +313,7 @@ async def test_a_failure_that_comes_in_after_the_lease_is_not_placed_by_a_clock_
         if len(ticker.deliveries) > 1:
             return DONE
         for partition in ticker.engine.owned.values():
-            partition.lease_until = 0.0  # the node's clock jumped ahead: no lease holds any more, by that clock
+            partition.lease_until = 0.0  # the node's clock jumped ahead: by that clock no lease lasts any longer
         return Retry("busy", after_ms=3_600_000)
 
     ticker.answer("log", answer)

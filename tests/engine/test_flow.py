@@ -1,4 +1,4 @@
-"""Breakers, limits and shares through the engine: a receiver in trouble holds up its own tasks and nobody else's."""
+"""Breakers, limits and shares through the engine: a receiver in trouble holds up its own tasks only."""
 
 import asyncio
 from collections import Counter
@@ -37,7 +37,7 @@ async def sink() -> AsyncIterator[HttpSink]:
 
 
 class Shop:
-    """Answers as it is told to, in a sink of its own."""
+    """Answers as set, in a sink of its own."""
 
     def __init__(self) -> None:
         self.well = True
@@ -83,7 +83,7 @@ class SlowOneByOne(Slow):
 
 
 async def step(ticker: Ticker) -> None:
-    """As a turn, without waiting for what is under way."""
+    """Like a turn, without waiting for deliveries under way."""
     engine = ticker.engine
     await engine.keeper.step()
     engine.lookahead.reconnected()
@@ -603,7 +603,7 @@ async def test_overdue_tasks_leave_at_the_catch_up_rate_and_due_ones_at_once(tic
     ticker = await tickers(options=EngineOptions(flow=flow))
     await ticker.client.put_many(Task("log:", "old", after="1s") for _ in range(600))
     await ticker.client.put_many(Task("log:", "old", after="3h") for _ in range(100))
-    ticker.clock.advance(seconds=4 * 3600)  # nobody was up
+    ticker.clock.advance(seconds=4 * 3600)  # no node was running
     await ticker.client.put_many(Task("log:", "now", after="2s") for _ in range(300))
     counts = []
     for _ in range(100):

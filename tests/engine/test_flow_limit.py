@@ -1,4 +1,4 @@
-"""What one receiver may get now, with a clock held by hand."""
+"""Room of one receiver, with a clock held by hand."""
 
 from math import inf
 
@@ -142,7 +142,7 @@ def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
     assert flow_limit.room(0, MOST) == 0
     flow_limit.granted(flow_limit.want(), Granted(1, 1, 0), 0)
     assert flow_limit.room(0, MOST) == 1
-    flow_limit.granted(0, Granted(0, 0, 0), 0)  # nobody came: the slot is given back, the permit stays
+    flow_limit.granted(0, Granted(0, 0, 0), 0)  # no task came: the slot is given back, the permit stays
     assert flow_limit.room(0, MOST) == 0
     assert (flow_limit.starved, flow_limit.want(), flow_limit.permits) == (True, 1, 1)
     flow_limit.granted(1, Granted(0, 0, 50), 0)

@@ -1,4 +1,4 @@
-"""Members of the sorted set of slices that are no slices: nobody stops for them, and they are told of once."""
+"""Members of the sorted set of slices that are no slices: they stop nothing, and are reported once."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Held work: what waits behind a failed head is moved aside, starves nobody, and comes back in order."""
+"""Held work: tasks behind a failed head are moved aside, starve no others, and come back in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -382,7 +382,7 @@ async def test_a_hold_slice_without_a_record_goes_out_all_the_same(tickers: Tick
 
 
 async def test_commit_moves_tasks_on_a_full_server(ticker: Ticker, store: Store) -> None:
-    """Else what is held up could never leave memory."""
+    """Otherwise held tasks could never leave memory."""
     from mainspring.store.scripts import text_of
 
     assert text_of("commit", True).startswith("#!lua flags=allow-oom")
@@ -402,7 +402,7 @@ async def test_commit_moves_tasks_on_a_full_server(ticker: Ticker, store: Store)
 async def test_held_tasks_that_arrive_faster_than_others_leave_wait_in_the_same_slice(
     tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of the hold slice and not begun must not be forgotten over it."""
+    """Rows that were read from the hold slice and not begun must not be forgotten."""
     monkeypatch.setattr(holds, "FEW_BEHIND", 2)
     ticker = await tickers(handlers={"log": failing_once(20_000)}, options=EngineOptions(reach=Reach(tasks=64)))
     await put_lane(ticker, 200, gap_ms=1)

@@ -1,4 +1,4 @@
-"""A failing head: block, skip or park; and what somebody can do about a lane that stands still."""
+"""A failing head: block, skip or park; and the commands for a stalled lane."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,7 +30,7 @@ def options(policy: str, **rest: Any) -> EngineOptions:
 
 
 class Target:
-    """Fails for the values it is told, until it is told otherwise."""
+    """Fails for the values that are set, until they are changed."""
 
     def __init__(self, *failing: object, outcome: Outcome = Retry("busy")) -> None:  # noqa: B008  # frozen
         self.failing, self.outcome = set(failing), outcome

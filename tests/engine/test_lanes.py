@@ -51,7 +51,7 @@ async def test_equal_due_times_go_by_arrival(ticker: Ticker, clock: ManualClock)
 
 
 async def test_far_and_near_slices_of_one_lane_go_by_due_time(ticker: Ticker, clock: ManualClock) -> None:
-    """Put hours ahead they stand in an hour slice, put shortly before in seconds: the owner merges both."""
+    """Tasks put hours ahead are in an hour slice, those put shortly before in second slices: the owner merges both."""
     start_ms = clock.now_ms() - clock.now_ms() % 3_600_000 + 2 * 3_600_000
     await ticker.client.put_many(Task("log:", n, at=start_ms + n * 1_000, lane="a") for n in (2, 4, 6))
     clock.set(start_ms - 10_000)
@@ -253,7 +253,7 @@ async def test_cancelling_the_retry_of_a_head_frees_its_lane(tickers: Tickers, s
 
 
 async def test_a_cancelled_neighbour_of_a_failed_head_frees_no_lane(tickers: Tickers) -> None:
-    """What is left of a cancelled task is four bytes of its id, and ids of one call may begin alike."""
+    """Four bytes of its id are left of a cancelled task, and ids of one call may begin alike."""
     first = await tickers(handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == 0 else None})
     neighbours = [Task("log:", 0, after="1s", lane="a"), Task("log:", "never", after="50s", lane="a")]
     summary = await first.client.put_many(neighbours, handles=True)

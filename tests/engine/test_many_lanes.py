@@ -1,4 +1,4 @@
-"""Thousands of lanes that come to stand still, or go on, at once: nobody else waits for that."""
+"""Thousands of lanes that stall or resume at once: other tasks do not wait for that."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

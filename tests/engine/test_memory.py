@@ -1,4 +1,4 @@
-"""What the look-ahead keeps in memory, measured in a process of its own."""
+"""Memory of the look-ahead, measured in a process of its own."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ async def test_reading_ahead_keeps_its_limit_of_memory(payload: int, limit: int,
             )
         await store.aclose()
         command = ("-m", "tests.support.look_ahead_memory", server.url, "m", str(limit), "due" if lanes else "early")
-        # What was let go is to go back to the system at once: a large row leaves holes that smaller ones do not fill.
+        # Released memory must return to the system at once: a large row leaves holes that smaller ones do not fill.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdout=asyncio.subprocess.PIPE, env=environment

@@ -1,4 +1,4 @@
-"""What happens to planned times when nobody was up, and when the run before is not over."""
+"""Planned times while no node was running, and while the previous run was not over."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Those that are held back step aside, and are moved a few at a time; nobody waits for that."""
+"""Held tasks step aside, and are moved a few at a time; other tasks do not wait for that."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The server is full, gone, or back with an old memory: clear errors, no loss, and everybody goes on by himself."""
+"""The server is full, gone, or back with an old state: clear errors, no loss, and recovery without help."""
 
 import asyncio
 from collections import Counter
@@ -105,7 +105,7 @@ async def test_a_server_that_refuses_writes_still_answers_questions(server: Serv
 
 
 async def test_a_node_can_start_on_a_full_server(server: Server) -> None:
-    """What fires frees memory: a node that could not even start would leave the server full for ever."""
+    """Firing frees memory: a node that could not even start would leave the server full for ever."""
     clock = ManualClock()
     async with Ticker(server.url, clock=clock) as first:
         await first.client.put("log:", "waits", after="1s")

@@ -1,4 +1,4 @@
-"""What a partition begins, and what it leaves for later."""
+"""What a partition begins, and what it leaves for later calls."""
 
 from mainspring.engine.flight import Flight
 from mainspring.engine.partition import BeginCall, Partition, Settled

@@ -1,4 +1,4 @@
-"""Pauses: everything, a target, a queue or a lane stands still; what waits goes out afterwards, in order."""
+"""Pauses: everything, a target, a queue or a lane is paused; held tasks go out afterwards, in order."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -21,7 +21,7 @@ def clock() -> ManualClock:
 
 
 class Fate:
-    """What may become of the schedule `job`; runs are remembered."""
+    """Changes of the schedule `job`; its runs are remembered."""
 
     def __init__(self, ticker: Ticker, client: Client, clock: ManualClock) -> None:
         self.ticker, self.client, self.clock = ticker, client, clock

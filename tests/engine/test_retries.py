@@ -1,4 +1,4 @@
-"""Retry policies and the error handler through the engine: which policy applies, and who hears of a failure."""
+"""Retry policies and the error handler through the engine: which policy applies, and which failures are reported."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What a node writes to the history: each attempt once with how it ended, and what did not run with its reason."""
+"""Records of a node in the history: each attempt once with its end, and each planned time that did not run with its
+reason."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -134,7 +135,7 @@ async def test_only_failures_of_kafka_tasks_are_kept(tickers: Tickers) -> None:
 
 
 async def deliver_until(ticker: Ticker, count: int) -> None:
-    """Take steps until so many deliveries have begun."""
+    """Take steps until this many deliveries have begun."""
     while len(ticker.deliveries) < count:
         await step(ticker)
 

@@ -157,7 +157,7 @@ async def test_a_cancelled_run_stays_cancelled_when_the_schedule_changes(
 async def test_a_check_does_not_disturb_what_waits(
     ticker: Ticker, client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """Overdue because nobody is up: that is for the misfire rule, not for the check."""
+    """Overdue because no node is running: that is for the misfire rule, not for the check."""
     await client.schedules.add("job", every="1m", target="log:")
     clock.advance(seconds=600)
     assert await ticker.engine.planner.check(partition_of("job", len(store.keys))) == 0

@@ -1,4 +1,4 @@
-"""Sinks that break their promises: their tasks fail and are tried again, and nobody else's do."""
+"""Sinks that break their promises: only their own tasks fail and are tried again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""How the end of a task is kept, told over HTTP, read back and shown."""
+"""The result of a task: stored, sent over HTTP, read back and shown."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Notices without a server: what runs say, when a channel is told, and settings that cannot work."""
+"""Notices without a server: signals of runs, decisions about notices, and settings that cannot work."""
 
 from collections.abc import Iterable
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""What becomes of a task after an attempt: one function decides, for nodes and for workers."""
+"""The verdict on a task after an attempt: one function decides, for nodes and for workers."""
 
 import pytest
 

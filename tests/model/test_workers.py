@@ -1,4 +1,4 @@
-"""What is said of a task that no live worker can run."""
+"""Reasons why no live worker can run a task."""
 
 import pytest
 

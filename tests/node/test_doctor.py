@@ -30,7 +30,7 @@ def examined(folder: Path, url: str, *options: str, **environ: str) -> tuple[int
 
 def test_a_good_server_gets_nothing_but_ok_and_nothing_is_written(server: Server, tmp_path: Path) -> None:
     code, found = examined(tmp_path, server.url, "--strict")
-    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and that is rightly told
+    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and a warning is right then
         if found["latency"]["status"] == "ok":
             break
         code, found = examined(tmp_path, server.url, "--strict")

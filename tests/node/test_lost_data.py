@@ -1,4 +1,4 @@
-"""A server that loses its data while nodes, workers and clients run: none goes on with another partition count."""
+"""A server that loses its data while nodes, workers and clients run: none continues with another partition count."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def meta(server: Server) -> list[bytes | None]:
 
 
 def make_anew(server: Server) -> None:
-    """What another program does that comes first after the loss, and wants another count."""
+    """Do what another program does that comes first after the loss, and wants another count."""
     server.call("FLUSHALL")
     server.call("HSET", "{main}:meta", "format", 1, "partitions", OTHERS)
 
@@ -57,7 +57,7 @@ def config_of(server: Server, *roles: str) -> Config:
 
 @pytest.mark.parametrize("role", ["scheduler", "api"])
 async def test_a_node_writes_the_partition_count_again_after_the_server_lost_it(emptied: Server, role: str) -> None:
-    """A client with another count would make the namespace anew, and put tasks where no node looks."""
+    """A client with another count would make the namespace again, and put tasks where no node looks."""
     async with running(emptied, role) as node:
         emptied.call("FLUSHALL")
         await until(lambda: None not in meta(emptied))

@@ -85,7 +85,7 @@ def test_a_task_is_counted_on_its_way(node: Serve) -> None:
 
 
 def documented_metrics() -> tuple[set[str], set[str]]:
-    """Those of a node, and those of a worker."""
+    """Return the documented metrics of a node, and of a worker."""
     page = (ROOT / "docs" / "metrics.md").read_text()
     parts = [part.splitlines() for part in page.split("### Workers")]
     node, worker = ("\n".join(line for line in part if line.startswith("| `")) for part in parts)

@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def put(node: Node, id: str, after: str) -> None:
-    """As a patient caller does: with the same id, until it is answered."""
+    """As a patient caller does: with the same id, until there is an answer."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -233,7 +233,7 @@ async def test_a_program_on_the_server_learns_at_the_put_which_addresses_no_node
 ) -> None:
     inside, metadata = "http://10.1.2.3/hook", "http://169.254.169.254/latest"
     async with Client(server.url, namespace=namespace) as client:
-        await client.put(metadata, after="1h", id="early")  # no node runs, so nobody can say
+        await client.put(metadata, after="1h", id="early")  # no node runs, so this is not known
         config = Config(redis_url=server.url, namespace=namespace, http_allow=("10.0.0.0/8",))
         async with running(config, Basket()):
             for refused in (

@@ -1,4 +1,4 @@
-"""A whole node that tells: a schedule fails and recovers, its mail and its webhook arrive, the watchdog is called."""
+"""Notices of a whole node: a schedule fails and recovers, mail and webhook arrive, the watchdog is called."""
 
 import asyncio
 import json

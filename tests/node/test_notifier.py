@@ -1,4 +1,4 @@
-"""Notices of recorded runs: what a node tells of its partitions and of what it sees, and what the leader does."""
+"""Notices of recorded runs and of states, and the duties of the leader."""
 
 import asyncio
 import json
@@ -172,7 +172,7 @@ async def test_a_millisecond_that_is_not_over_is_not_followed_yet(scene: Scene) 
     await scene.look()
     at_ms = scene.ticker.clock.now_ms()
     await scene.record(scene.run("done", ended_ms=at_ms), settled=False)
-    await scene.look()  # whoever follows it here ends the episode
+    await scene.look()  # a node that follows it here ends the episode
     await scene.record(scene.run("lost", ended_ms=at_ms - 1), settled=False)
     scene.ticker.clock.advance(ms=SETTLED_MS + 1)
     await scene.look()
@@ -476,7 +476,7 @@ async def test_beats_that_come_are_quiet_one_that_does_not_is_missed_and_the_nex
         await scene.minute()
         expected = [] if minute < 42 else ["beat:backup missed"]
         assert scene.titles == expected, minute
-    leader = scene.fresh(leads=True)  # the next leader goes on with what is stored
+    leader = scene.fresh(leads=True)  # the next leader continues with what is stored
     await client.beat("backup")
     await scene.look(leader)
     await scene.minute()

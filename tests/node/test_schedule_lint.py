@@ -1,4 +1,4 @@
-"""How a schedule will fare under settings: whose policy and whose timeout count, and what is told of them."""
+"""Schedules under settings: the policy and the timeout that count, and the findings about them."""
 
 from typing import Any
 

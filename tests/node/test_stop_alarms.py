@@ -7,7 +7,7 @@ from mainspring.node.process import Alarm
 
 
 async def rung(after_s: float, again_s: float, *, held_up_s: float) -> float:
-    """Seconds from where the process goes on to the call."""
+    """Seconds from when the process continues to the call."""
     calls: asyncio.Queue[float] = asyncio.Queue()
     Alarm(after_s, again_s, lambda: calls.put_nowait(time.monotonic()))
     time.sleep(held_up_s)  # noqa: ASYNC251  # the whole process stands still

@@ -37,7 +37,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
 
 @pytest.fixture
 def supervise(serve: Callable[..., Serve]) -> Callable[..., Serve]:
-    """Starts so many processes and waits until all are ready."""
+    """Starts processes and waits until all are ready."""
 
     def start(processes: int, *options: str, stdout: int | None = None) -> Serve:
         node = serve("--processes", str(processes), *options, stdout=stdout)
@@ -297,7 +297,7 @@ def test_children_and_server_end_when_the_parent_is_killed(supervise: Callable[.
     pids = (*children(node).values(), node.server_pid())
     assert node.end(signal.SIGKILL) == -signal.SIGKILL
     wait_gone(*pids)
-    with pytest.raises(URLError, match="refused"):  # nobody holds the port either
+    with pytest.raises(URLError, match="refused"):  # the port is free too
         node.status("/livez")
 
 

@@ -1,4 +1,4 @@
-"""What a supervisor decides by itself: how long to wait, and what its children are told."""
+"""Rules of a supervisor: how long to wait, and the arguments of its children."""
 
 from pathlib import Path
 

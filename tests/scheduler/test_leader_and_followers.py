@@ -1,4 +1,4 @@
-"""The same program on three machines: each planned run happens once, whoever of them is killed and whenever."""
+"""The same program on three machines: each planned run happens once, although machines are killed."""
 
 import contextlib
 import os
@@ -102,7 +102,7 @@ class Fleet:
         wait_until(condition, f"{what}; the log is in {self.folder / 'log'}", timeout_s=PATIENCE_S)
 
     def wait_all_run(self, more: int = 1) -> None:
-        """Until every schedule has run so many more times."""
+        """Wait until every schedule has run this many more times."""
         before = Counter(schedule_of(run) for run in self.runs())
 
         def reached() -> bool:
@@ -198,7 +198,7 @@ def test_after_any_kill_no_planned_time_is_missing_and_only_runs_in_flight_are_r
         fleet.kill(rng.choice(fleet.programs))
         fleet.add()
         fleet.wait_all_run(3)
-    while fleet.programs:  # all at once: nobody is up for a while
+    while fleet.programs:  # all at once: no machine is up for a while
         fleet.kill(fleet.programs[0])
     for _ in range(2):
         fleet.add()
@@ -206,7 +206,7 @@ def test_after_any_kill_no_planned_time_is_missing_and_only_runs_in_flight_are_r
     fleet.wait(lambda: caught_up(fleet), "what was planned meanwhile has run")
     times = check(fleet, fleet.wait_settled())
     repeated = sum(count - 1 for count in times.values())
-    # What a killed one had in hand at that moment runs again: at most a second's worth of schedules for each kill.
+    # Runs that a killed machine had in hand run again: at most a second's worth of schedules for each kill.
     assert repeated <= fleet.killed * SCHEDULES, f"{repeated} runs were repeated by {fleet.killed} kills"
     assert fleet.killed >= 7
 

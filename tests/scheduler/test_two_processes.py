@@ -85,6 +85,6 @@ def test_a_killed_node_loses_no_planned_time_and_doubles_none_without_a_fault(se
 
 
 def _id(name: str, planned_ms: int) -> str:
-    """As the header has it: percent-encoded."""
+    """As the header has it, percent-encoded."""
     text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(planned_ms / 1000))
     return f"{name}@{text}".replace("@", "%40").replace(":", "%3A")

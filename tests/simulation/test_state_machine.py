@@ -52,7 +52,7 @@ LEASE_S = 60
 DEDUPE_S = 600
 PATIENCE_S = 10.0
 TURNS = 3
-"""What does not fit into memory at once is read and fired in later turns."""
+"""Tasks that do not fit into memory at once are read and fired in later turns."""
 RETRY = RetryPolicy(max_attempts=3, base_ms=700, factor=2.0, cap_ms=5_000, jitter="none")
 IDS = {"a": None, "b": None, "ä {1}:\n": None, "in lane": "left", "also in lane": "right"}
 """Ids in use and the lane each belongs to: identity is (partition, id), and the lane decides the partition."""
@@ -114,7 +114,7 @@ class NetworkFaults:
 
 
 class Recorder:
-    """A sink that writes down what it gets and answers what it was told to."""
+    """A sink that records its deliveries and answers as set."""
 
     def __init__(self, model: Model, clock: ManualClock) -> None:
         self._model = model
@@ -369,7 +369,7 @@ class Timeline(RuleBasedStateMachine):
 
     @rule(ms=st.integers(1, 3_000), answers=outcomes)
     def time_passes(self, ms: int, answers: list[Outcome]) -> None:
-        """The ordinary course of things: whoever owns the partitions fires what comes due."""
+        """The ordinary case: the owner of the partitions fires due tasks."""
         self.clock.advance(ms=ms)
         owner = next((i for i, node in enumerate(self.nodes) if node.engine.owned), 0)
         self.turn(owner, answers, None, False)
@@ -391,7 +391,7 @@ class Timeline(RuleBasedStateMachine):
             assert await self.client.cancel(handles[-1]) != "cancelled", f"task {n} is under way"
 
     def _turn(self, node: Node, *, clean: bool) -> None:
-        # A begin that was sent before and not answered is sent again, whatever was paused since.
+        # A begin that was sent and not answered is sent again, even if tasks were paused since.
         self.model.hears = all(one.unanswered is None for one in node.engine.owned.values())
         try:
             for _ in range(TURNS):
@@ -435,7 +435,7 @@ class Timeline(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), answers=outcomes)
     def write_with_old_state(self, which: int, answers: list[Outcome]) -> None:
-        """A node that does not know yet that it lost its partitions goes on writing."""
+        """A node that does not know yet that it lost its partitions continues to write."""
         node = self.nodes[which]
         node.road.expect(None)
         self.sink.answers, self.sink.during = list(answers), None
@@ -596,7 +596,7 @@ class Timeline(RuleBasedStateMachine):
         assert len(listed) == len(shown) or copies, "the list shows a task twice"
 
     def _held(self) -> list[int]:
-        """What waits in hold slices, as lists show it: slice by slice."""
+        """Return the tasks in hold slices as lists show them: slice by slice."""
         holds = sorted((p, place) for p, place in self._places() if place.is_hold)
         return [n for rows in self._rows_of(holds) for n, row in rows if not row.fired]
 
@@ -607,7 +607,7 @@ _COUNTED = ("accepted", "done", "cancelled", "replaced", "dead")
 def _open_rows(
     p: int, place: Slice, fired: bytes | None, done: bytes | None, gone: bytes | None, listed: list[bytes]
 ) -> Iterator[tuple[int, Row]]:
-    """Those of one slice that are neither done nor gone, with the numbers of their tasks."""
+    """Return the tasks of one slice that are neither done nor gone, with their numbers."""
     for i, row in enumerate(listed):
         if _bit(done or b"", i) or _bit(gone or b"", i):
             continue

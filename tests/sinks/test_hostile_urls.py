@@ -1,4 +1,4 @@
-"""No URL leads where it must not. A server listens where the hostile ones point, and nobody ever comes."""
+"""No URL leads where it must not. A server listens where the hostile ones point, and gets no connection."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ NAMES = {
     "metadata": ["169.254.169.254"],
     "instance-data": ["169.254.169.254"],
 }
-"""What name servers would say: the tests need no network."""
+"""Answers of name servers: the tests need no network."""
 
 
 class Canary:

@@ -236,7 +236,7 @@ async def test_a_big_answer_is_cut(sink: HttpSink, kept: int, size: int) -> None
             assert outcome == DONE
             assert outcome.response is not None
             assert outcome.response.body == b"x" * kept
-        # A short rest is read so that the connection can go on; a long one is not worth it.
+        # A short rest is read so that the connection can be used again; a long one is not worth it.
         assert receiver.connections == (1 if size < 100_000 else 2)
 
 

@@ -18,7 +18,7 @@ def deliveries(count: int) -> list[Delivery]:
 
 
 class Target:
-    """Counts what it has at one time; answers when it is told to."""
+    """Counts concurrent requests, and answers on request."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.open = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Names that do not answer keep nobody else from being resolved."""
+"""Names that do not answer keep no other name from being resolved."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What an answer means, and how signatures are made."""
+"""Meaning of answers, and making of signatures."""
 
 import base64
 import time

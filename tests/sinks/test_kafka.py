@@ -256,7 +256,7 @@ async def test_a_failure_belongs_to_its_own_task_although_another_has_the_same_k
 
 
 def repeated_otherwise(received: list[Received]) -> list[str]:
-    """Ids that arrived under two keys: receivers could not tell these repeats."""
+    """Ids that arrived under two keys: receivers could not recognise these repeats."""
     keys: dict[str, set[str]] = {}
     for one in received:
         keys.setdefault(one.headers["id"], set()).add(one.headers["idempotency-key"])
@@ -336,7 +336,7 @@ async def test_a_producer_that_lost_its_identity_is_replaced(kafka: Broker) -> N
 
 
 async def broken_under_load(sink: KafkaSink, narrow: str, wide: str) -> list[Outcome]:
-    """What became of the messages that went beside one at which the producer breaks."""
+    """Return the fates of the messages beside the one at which the producer breaks."""
     breaking = asyncio.create_task(sink.deliver([delivery(narrow, "large", b"x" * 5_000)]))
     beside = []
     while not breaking.done():

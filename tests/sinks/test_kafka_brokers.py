@@ -1,4 +1,4 @@
-"""Three brokers, of which some are lost: with two in sync writes go on, with one they wait."""
+"""Three brokers, some of which are lost: with two in sync writes continue, with one they wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -22,7 +22,7 @@ UNUSUAL = {
 
 
 def copied(chunk: Sequence[Delivery]) -> list[Any]:
-    """As the library takes them: the headers in their order, before the next message is made."""
+    """As the library takes them: headers in their order, before the next message is made."""
     return [(value, key, list(headers.items())) for value, key, headers in messages_of(chunk)]
 
 
@@ -64,7 +64,7 @@ def test_tasks_of_several_slices_keep_their_own_due_times() -> None:
 
 
 def test_tasks_of_a_named_target_are_messages_like_others() -> None:
-    """They were aimed anew: their entries name the target, their bodies the topic."""
+    """These tasks were renamed: their entries name the target, their bodies the topic."""
     named = [flight(number, Body("target:shop", b"x")) for number in range(3)]
     aimed = [msgspec.structs.replace(one, body=Body("kafka:t", b"x")) for one in named]
     assert copied(aimed) == copied(named)

@@ -186,7 +186,7 @@ async def test_a_node_that_dies_between_two_steps_loses_and_doubles_nothing(
         await Notices(ticker.store).put(notice_tasks(decided(2)))
         await ticker.advance(minutes=3)
         assert dying.left == []
-        # What was sent twice has the same key and the same content: receivers drop it.
+        # A message that was sent twice has the same key and the same content: receivers drop the repeat.
         assert len({request.headers["idempotency-key"] for request in receiver.requests}) == 1
         assert {tuple(one["counts"].items()) for one in messages(receiver)} == {(("failed", 2),)}
         assert len({request.body for request in receiver.requests}) == 1

@@ -96,7 +96,7 @@ class TestHttpSink(SinkContract):
 
 
 class Pipe(Receiver):
-    """Standard output that somebody reads; held, it is full and nobody reads."""
+    """Standard output with a reader; held, it is full and not read."""
 
     target = "log:"
     told = frozenset()  # lines are payloads as they are, and nothing else
@@ -124,7 +124,7 @@ class Pipe(Receiver):
         os.close(read_fd)
 
     def _end(self) -> None:
-        """What was written is read to its end, then the reader is gone."""
+        """The output is read to its end, then the reader is gone."""
         if not self._reader.is_alive():
             return
         self._may_read.set()

@@ -29,7 +29,7 @@ def _name(command: str, subcommand: str) -> str:
 
 
 def sent() -> set[str]:
-    """What stands first in a tuple of a command, in every module that makes commands."""
+    """First words of the tuples that are commands, in every module that makes commands."""
     found: set[str] = set()
     for file in [*HERE.glob("*.py"), *(one for folder in SENDERS for one in (HERE / folder).rglob("*.py"))]:
         # The first has all of them as samples, the second has methods of HTTP, the third names of ours.
@@ -39,7 +39,7 @@ def sent() -> set[str]:
 
 
 OPTIONS = {"BYSCORE", "COUNT", "GROUP", "IDLE", "JUSTID", "MKSTREAM", "RETRYCOUNT", "STREAMS", "WITHSCORES"}
-"""Words of the scripts that stand behind a command."""
+"""Words in the scripts that follow a command."""
 
 
 def called() -> set[str]:
@@ -60,7 +60,7 @@ def test_every_command_that_is_sent_or_called_has_its_place() -> None:
 
 
 def test_no_command_is_allowed_that_is_never_sent() -> None:
-    # EVAL and the transactions are put together from parts; all others are found as they stand.
+    # EVAL and the transactions are put together from parts; all others are found as they are.
     allowed = {name.upper() for name in acl.commands(disk=True)}
     assert allowed - sent() - called() == set()
 

@@ -1,4 +1,4 @@
-"""What the API keeps in the store, on every kind of server: keys, the audit trail, answers, neighbours."""
+"""State of the API in the store, on every kind of server: keys, the audit trail, answers, neighbours."""
 
 import pytest
 

@@ -401,7 +401,7 @@ async def test_a_stream_without_its_group_does_not_keep_others_from_being_taken(
 
 
 EVER = 1 << 43
-"""Streams have times of the server's own clock, however far that is from the manual one."""
+"""Streams have times of the server's own clock, even if that is far from the manual one."""
 
 
 async def forget(store: Store, idle_ms: int = -EVER) -> list[str]:

@@ -1,4 +1,4 @@
-"""What all nodes together get of a rate, of slots and of a key's quota, on every kind of server."""
+"""Shares of all nodes in a rate, in slots and in a key's quota, on every kind of server."""
 
 import pytest
 
@@ -59,7 +59,7 @@ async def test_slots_are_never_more_than_there_are_and_shared_evenly(store: Stor
     limit = Limit(concurrency=4)
     assert (await grant(store, limit, 9, node="a")).permits == 4
     assert (await grant(store, limit, 9, node="b")).permits == 0
-    # As a's deliveries end, b gets its half, and a no more than that.
+    # As a's deliveries end, b gets its half, and a gets no more than that.
     assert await grant(store, limit, 9, node="a", used=3) == Granted(0, 2, 50)
     assert await grant(store, limit, 9, node="a", used=2) == Granted(0, 2, 50)
     assert (await grant(store, limit, 9, node="b")).permits == 2

@@ -1,4 +1,4 @@
-"""Who is there and who leads: decided by the server, in one step, on every kind of server."""
+"""Membership and leadership: decided by the server, in one step, on every kind of server."""
 
 from mainspring.model.clock import ManualClock
 from mainspring.model.workers import WorkerInfo

@@ -122,7 +122,7 @@ def expression(rng: random.Random, *, plain: bool = False) -> str:
 
 
 def cases(seed: int, count: int, *, plain: bool = False) -> Iterator[Case]:
-    """Half of the instants lie within two days of a change of the clocks."""
+    """Half of the instants are within two days of a change of the clocks."""
     rng = random.Random(seed)
     span_s = int((YEARS[1] - YEARS[0]).total_seconds())
     for _ in range(count):

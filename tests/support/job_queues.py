@@ -1,4 +1,4 @@
-"""What tests of queues share: a worker by hand, and a look at all partitions."""
+"""Shared by tests of queues: a worker by hand, and a look at all partitions."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ TARGET = f"queue:{QUEUE}/send"
 
 
 class HandWorker:
-    """Takes and ends what it is told to, and beats when it is told to."""
+    """Takes, ends and keeps jobs on request."""
 
     def __init__(self, store: Store, name: str = "w1", *, queues: Sequence[str] = (QUEUE,)) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""What stands in a topic, read by kcat: a client that shares nothing with ours."""
+"""The messages of a topic, read by kcat: a client that shares nothing with ours."""
 
 import json
 import shutil

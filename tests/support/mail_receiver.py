@@ -17,7 +17,7 @@ from mainspring.testing.servers import free_port
 
 
 class Mailbox:
-    """Keeps the mails it gets, and answers as it is told."""
+    """Keeps the mails it gets, and answers as set."""
 
     def __init__(self) -> None:
         self.mails: list[EmailMessage] = []

@@ -1,4 +1,4 @@
-"""What a test cannot do without, and is not there."""
+"""Programs that a test needs and that are missing."""
 
 import os
 from typing import NoReturn

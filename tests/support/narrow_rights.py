@@ -16,7 +16,7 @@ SECRET: Final = "narrow-secret"
 TESTS_OWN: Final = (
     "memory|usage", "rpop", "pttl", "hkeys", "rename", "keys", "dump", "restore", "zincrby", "config|set",
 )  # fmt: skip
-"""What some tests themselves ask through a store; nothing of ours sends these."""
+"""Commands that some tests send through a store; the product never sends these."""
 
 
 class Addressed(Protocol):

@@ -10,7 +10,7 @@ from mainspring.store.store import Store
 
 
 class HandOwner:
-    """Owns one partition and does only what it is told."""
+    """Owns one partition and acts only on request."""
 
     def __init__(self, store: Store, partition: int, token: bytes) -> None:
         self.store = store
@@ -50,7 +50,7 @@ class HandOwner:
         return [i for i in range(len(raw) * 8) if raw[i >> 3] & (0x80 >> (i & 7))]
 
     async def touch(self, place: Slice, *, begin: list[int] | None = None, done: list[int] | None = None) -> fire.Touch:
-        """What an owner sends who has read the whole slice."""
+        """The call of an owner that has read the whole slice."""
         rows = await self.rows(place)
         f, d = bitmap(begin or []), bitmap(done or [])
         at = fire.WHOLE if self.whole else 0

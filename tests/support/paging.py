@@ -22,7 +22,7 @@ async def payloads(client: Client, **options: Any) -> list[Any]:
 
 
 class SliceRead(NamedTuple):
-    """What a page asked of one slice."""
+    """The reads of one slice for a page."""
 
     key: str
     first: int

@@ -1,4 +1,4 @@
-"""Where the repository is."""
+"""The folder of the repository."""
 
 from pathlib import Path
 from typing import Final

@@ -54,7 +54,7 @@ VARYING = {
 }
 """What differs from run to run, as a page has it, and as it is matched without white space (None: the same way)."""
 LEARNT = ("pid", "key_id")
-"""What later commands of the page repeat."""
+"""Texts that later commands of the page repeat."""
 _VARYING = re.compile("|".join(f"(?P<{name}>{shown})" for name, (shown, _) in VARYING.items()))
 
 
@@ -165,7 +165,7 @@ class Reader:
 
     @property
     def receiver(self) -> str:
-        """A web server that is out of order; /gone is gone for good."""
+        """A web server that is out of order; /gone answers 410."""
         if not self._receiver:
             receiver = self._opened.enter_context(receiving(lambda got: Answer(410 if got.path == "/gone" else 503)))
             self._receiver = f"http://127.0.0.1:{receiver.port}"

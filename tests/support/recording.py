@@ -92,7 +92,7 @@ class EngineRecorder:
         self._times = ServerTimes(engine.store, moments)
         self._starts: dict[tuple[int, str, str, int], _Start] = {}
         self._reported: dict[int, tuple[bytes, int]] = {}
-        """By partition the token and number of the last call that was told: a repeated one is no new write."""
+        """Token and number of the last reported call, by partition: a repeated one is no new write."""
         vars(self._dispatcher)["_answered"] = self._answered
         own: dict[str, Any] = vars(engine.deliveries)
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
@@ -145,7 +145,7 @@ def _ending(outcome: Outcome) -> FinishedAs:
 
 
 class _ToldSink:
-    """A sink whose answers are told."""
+    """A sink whose answers are recorded."""
 
     def __init__(self, sink: Sink, deliver: Deliver) -> None:
         self._sink, self._deliver = sink, deliver
@@ -285,7 +285,7 @@ class RunsCompared(NamedTuple):
     lost: int
     """Records of attempts that ended with their node or worker."""
     unseen: int
-    """Of these, how many had not reached their target."""
+    """Attempts that had not reached their target."""
 
 
 Attempt = tuple[str, int]

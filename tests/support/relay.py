@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 
 class Relay:
-    """Passes bytes on; while it is closed it hangs up on whoever comes, and counts them."""
+    """Passes bytes on; while it is closed it disconnects clients, and counts them."""
 
     def __init__(self, port: int) -> None:
         self._to = port

@@ -64,10 +64,10 @@ class Known:
     may_repeat: bool = False
     """Under way when something failed: it may be delivered again."""
     copies: bool = False
-    """The reply to its put was lost, so it may stand twice in its slice."""
+    """The reply to its put was lost, so it may be in its slice twice."""
     moved: bool = False
     late: bool = False
-    """Overdue when it was put (or moved): it stands at that moment, not at its due time."""
+    """Overdue when it was put (or moved): its place is that moment, not its due time."""
     deliveries: int = 0
 
     @property
@@ -95,7 +95,7 @@ class Model:
         self.paused: set[str | None] = set()
         """Lanes that are paused; None is everything."""
         self.hears = False
-        """Whoever delivers now knows what is paused."""
+        """The node that delivers now knows the pauses."""
 
     def next_n(self) -> int:
         self.count += 1
@@ -118,7 +118,7 @@ class Model:
     # -- ids that are taken ----------------------------------------------------------------------------
 
     def answers_to(self, task: Known, on_conflict: OnConflict, now_ms: int) -> set[str]:
-        """What a put of this task may answer: created, kept, replaced or conflict."""
+        """Return the possible answers to a put of this task: created, kept, replaced or conflict."""
         assert task.id is not None
         current = self.by_id.get(task.id)
         if current is None or current.state in ("absent", "cancelled"):
@@ -176,7 +176,7 @@ class Model:
             if other is task or other.lane != task.lane or other.else_ or other.moves_to is not None:
                 continue
             if other.late and other.attempt == 1:
-                continue  # overdue tasks stand at the moment of their put, in the order they came
+                continue  # the place of overdue tasks is the moment of their put, in the order they came
             waits = other.state == "pending" or (other.state == "fired" and other.last is None)
             assert not (waits and other.attempt > 1), (
                 f"task {task.n} overtook task {other.n} of its lane, which waits for its next attempt"
@@ -216,7 +216,7 @@ class Model:
         if rows and not task.copies:
             assert len(rows) == 1, f"task {task.n} stands twice: {rows}"
         if rows:
-            # Of several copies the one that is furthest on.
+            # Of several copies, the one that has got furthest.
             self._stands(task, max(rows, key=lambda row: (row.attempt, row.fired)))
         elif task.open:
             self._gone(task)
@@ -244,7 +244,7 @@ class Model:
 
     @staticmethod
     def _rise(task: Known, row: Row) -> None:
-        """Put once more by a late duplicate of its put: nothing tells that from a new request with its id."""
+        """Put once more by a late duplicate of its put, which looks like a new request with its id."""
         task.due_ms = task.original_ms = row.due_ms
         task.attempt, task.last, task.may_repeat = 1, None, False
         task.retries_at.clear()
@@ -280,7 +280,7 @@ class Model:
     # -- at the end of a turn -------------------------------------------------------------------------------
 
     def overdue(self, now_ms: int) -> Iterable[Known]:
-        """What a turn without faults must not leave behind."""
+        """Return what a turn without faults must not leave behind."""
         held = {task.lane for task in self.tasks.values() if task.open and (task.attempt > 1 or task.moved)} - {None}
         for task in self.tasks.values():
             if self.is_paused(task):

@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs the tests in the background has Ctrl-C ignored, also by the processes that tests send it to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same under nohup
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,6 +27,6 @@ def shown_by(*words: str) -> tuple[int, str, str]:
 
 
 def _chunks(screen: int) -> Iterator[bytes]:
-    with contextlib.suppress(OSError):  # nobody has the other end any more
+    with contextlib.suppress(OSError):  # the other end is closed
         while chunk := os.read(screen, 4096):
             yield chunk

@@ -114,7 +114,7 @@ class Traffic:
         await self._task
 
     async def go_on(self, rounds: int) -> None:
-        """Until so many more rounds were answered."""
+        """Wait until this many more rounds were answered."""
         target = self.rounds + rounds
         await until(lambda: self.rounds >= target or self._task.done(), 60)
         if self._task.done():

@@ -1,4 +1,4 @@
-"""What tests of verify share: damage by raw commands, finding it, repairing all of it."""
+"""Shared by tests of verify: damage by raw commands, finding it, repairing it."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ class Answer:
 
 
 class Receiver:
-    """Keeps what it gets, counts connections, answers as it is told."""
+    """Keeps requests, counts connections, answers as set."""
 
     def __init__(self, answer: Callable[[Request], Answer], host: str, tls: ssl.SSLContext | None) -> None:
         self.requests: list[Request] = []

@@ -1,4 +1,4 @@
-"""What tests of workers share: an engine that hands off, workers beside it, and a way to wait."""
+"""Shared by tests of workers: an engine that hands off, workers beside it, and a way to wait."""
 
 import asyncio
 import contextlib
@@ -134,7 +134,7 @@ class WorkerProcess:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """What handlers have written; the last line may be half there."""
+    """Lines that handlers have written; the last one may be incomplete."""
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -56,7 +56,7 @@ class Story(History):
         self.finished(task, key, attempt, ending, DUE_US + at, partition=3, token=token)  # type: ignore[arg-type]
 
     def two_owners(self, first: str, second: str, *, ended_by: str) -> None:
-        """Of two tasks the first runs under one token, then the second under another; somebody ends it."""
+        """The first of two tasks runs under one token, the second under another; one of them ends."""
         for task in "ab":
             self.put(task)
         self.begin("a", at=10, token=first)
@@ -402,7 +402,7 @@ def test_a_run_that_a_worker_begins_late_and_never_ends_holds_up_no_lane(
     story.fault(DUE_US + 100, DUE_US + 5_000, node=stopped)
     story.begin("first", at=1_000, token="", node="w2")
     story.end("first", at=2_000, token="")
-    story.begin("first", at=2_500, token="", node="w1")  # the lane has nothing under way, and goes on
+    story.begin("first", at=2_500, token="", node="w1")  # the lane has nothing under way, and continues
     story.begin("second", due=1, at=3_000, token="", node="w2")
     story.end("second", due=1, at=4_500, token="")
     assert broken(story) == rules
@@ -442,7 +442,7 @@ def test_a_cancelled_head_frees_its_lane(story: Story) -> None:
 
 
 def test_a_repeated_head_goes_before_what_came_meanwhile(story: Story) -> None:
-    """What a former owner had begun goes out first, also when an earlier one was put since."""
+    """Tasks that a former owner had begun go out first, even if an earlier one was put since."""
     story.put("second", due=1, lane="l")
     story.begin("second", due=1, at=5000)
     story.put("first", lane="l", at=5001)
@@ -652,7 +652,7 @@ def test_the_slowest_delivery_after_healing_is_known(story: Story) -> None:
 
 @pytest.mark.parametrize("state", ["pending", "fired", "queued", "running"])
 def test_a_task_that_waits_long_after_healing_is_late(story: Story, state: str) -> None:
-    """Also with workers: a queue that nobody empties is not a delivery."""
+    """With workers too: a task in a queue that is never emptied is not delivered."""
     story.put("a")
     story.healed(DUE_US, within_us=2000)
     story.left("a", state, DUE_US + 2000)

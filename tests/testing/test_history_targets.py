@@ -1,4 +1,4 @@
-"""The checker, where targets tell what they got: the word of the store is not enough, and neither is silence."""
+"""The checker with records of targets: the word of the store is not enough, and neither is silence."""
 
 from mainspring.testing.history import BegunEvent, History, Rule, check
 

@@ -1,4 +1,4 @@
-"""What `mainspring.testing` ships to users: fixtures, a clock, a scheduler to tick; free when it is not used."""
+"""`mainspring.testing` as users get it: fixtures, a clock, a scheduler to tick; it costs nothing when unused."""
 
 import subprocess
 import sys

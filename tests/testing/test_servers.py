@@ -21,7 +21,7 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # An ended process that nobody has collected yet still has its pid.
+    # An ended process that has not been waited for still has its pid.
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return not state.stdout.startswith("Z")
 

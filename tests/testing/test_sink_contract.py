@@ -122,7 +122,7 @@ class Hoarder(Wrong):
 
 
 class Broken(Wrong):
-    """Does not get over a delivery that was broken off."""
+    """Does not survive a cancelled delivery."""
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         if self.closed:
@@ -141,7 +141,7 @@ class NewKey(Wrong):
 
 
 class Deaf(Wrong):
-    """Goes on when it is broken off, and has a task of its own that nobody ends."""
+    """Continues when it is cancelled, and has a task of its own that never ends."""
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         self.task = asyncio.create_task(asyncio.Event().wait())

@@ -25,7 +25,7 @@ def judged(tmp_path: Path) -> list[Path]:
 
 
 def found(*candidates: object) -> tuple[str, str]:
-    """What is chosen, and what is said about it."""
+    """Return the chosen Python, and the message about it."""
     told = subprocess.run([TOOL, *map(str, candidates)], capture_output=True, text=True, timeout=60, check=True)
     return told.stdout.strip(), told.stderr
 

@@ -34,7 +34,7 @@ class Tree:
         return int(line.strip().removeprefix(name).split()[0].replace(",", ""))
 
     def complaints(self) -> list[str]:
-        """What the check has to say; it fails exactly if there is something."""
+        """Return the messages of the check, which fails exactly if there are any."""
         ended = self.house("--check")
         assert ended.returncode == (1 if ended.stderr else 0)
         return ended.stderr.splitlines()

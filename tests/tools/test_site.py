@@ -1,4 +1,5 @@
-"""`make docs`: the reference names everything public, and the site has every page. What builds it is not installed."""
+"""`make docs`: the reference names everything public, and the site has every page. The builder itself is not
+installed."""
 
 import html
 import json

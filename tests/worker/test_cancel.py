@@ -1,4 +1,4 @@
-"""Cancelling what workers run: before one has it nothing runs, after that its worker is told."""
+"""Cancelling jobs: before a worker has one it does not run, afterwards its worker is asked to stop."""
 
 from collections.abc import Awaitable, Callable
 

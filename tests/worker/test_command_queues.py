@@ -1,4 +1,4 @@
-"""What holds for a queue holds for its commands: those of `commands`, and those with a queue of their own."""
+"""The rules of a queue hold for its commands: those of `commands`, and those with a queue of their own."""
 
 from collections.abc import Awaitable, Callable
 

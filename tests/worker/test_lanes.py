@@ -1,4 +1,4 @@
-"""What the policy of a lane promises holds for what workers run, too."""
+"""The policy of a lane holds for tasks that workers run, too."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -22,7 +22,7 @@ PARK = LanePolicy("park")
 
 
 class Shop:
-    """A handler that fails for the orders it is told, and what it was called with."""
+    """A handler that fails for the set orders, and its calls."""
 
     def __init__(self) -> None:
         self.told: list[Failure] = []

@@ -28,7 +28,7 @@ async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
 
 
 async def queued(place: Place, count: int) -> None:
-    """Until so many tasks wait in the streams."""
+    """Wait until this many tasks are in the streams."""
 
     async def waiting() -> int:
         total = 0

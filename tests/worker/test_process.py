@@ -150,7 +150,7 @@ async def test_a_signal_ends_a_worker_when_its_jobs_are_done_and_what_was_not_be
     place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
-    patient = {"lease": "30s"}  # what runs stays where it is, however slow the machine
+    patient = {"lease": "30s"}  # the running job stays where it is, even on a slow machine
     first = await asyncio.to_thread(start, "--concurrency", "2", "--shutdown-timeout", "60s", **patient)
     await place.client.put_many(Task("queue:mail/hold", None, id=f"job-{n}") for n in range(2))
     await until(lambda: len(lines(notes)) == 2)

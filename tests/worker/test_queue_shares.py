@@ -33,7 +33,7 @@ def test_a_wrong_list_of_queues_is_one_clear_error(text: str, said: str) -> None
 
 
 def turn(ready: ReadyQueues, room: int, left: dict[tuple[int, str], int]) -> Counter[str]:
-    """Ask once for so many jobs, and take what is there; what each queue got."""
+    """Ask once for this many jobs, and take what is there; return what each queue got."""
     asks = ready.asks(ready.split(room, ready.queues))
     assert sum(sum(shares.values()) for shares in asks.values()) <= room
     assert all(most > 0 for shares in asks.values() for most in shares.values())

@@ -14,7 +14,7 @@ from mainspring.worker.handler import Handler
 
 
 class Contested(SimpleQueue[JobRun | None]):
-    """Whatever is in it, a thread was quicker. Who waits for more would wait for ever."""
+    """If anything is in it, a thread was quicker. Waiting for more would never end."""
 
     def empty(self) -> bool:
         return False

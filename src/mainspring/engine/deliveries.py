@@ -108,7 +108,7 @@ class Deliveries:
 
     def inherit(self, groups: list[FlightGroup]) -> list[FlightGroup]:
         """Return the groups that leave at once. Those with flights that a former owner has begun leave when the history
-        has its attempts: otherwise nobody would know of this owner's attempts if it died too."""
+        has its attempts: otherwise this owner's attempts would leave no record if it died too."""
         at_once = []
         for group in groups:
             lost = self._outcomes.lost(group) if group.live.bits.redo else ()
@@ -265,12 +265,12 @@ class Deliveries:
         self.delivered += count
 
     def _needs_more(self, batch: SinkBatch) -> bool:
-        """Return whether more than a done bit may have to be written for each success: its answer, or its record."""
+        """Return whether a success may need more than its done bit: a stored answer, or a record."""
         answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
         return answers or self._outcomes.keeps_successes(batch.target)
 
     def _all_done(self, group: FlightGroup, began_ms: int) -> None:
-        """Settle a group of which nothing but the done bits has to be written, if that is so."""
+        """Settle a group at once if only its done bits have to be written."""
         live = group.live
         if live.has_lanes or live.has_schedules:
             for flight in group.flights:

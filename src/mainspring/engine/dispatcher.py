@@ -1,4 +1,4 @@
-"""Begins what is due, hands it to the sinks, and writes what became of it."""
+"""Begins due tasks, hands them to the sinks, and writes their outcomes."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class TickPace:
 
 
 _GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf, 0.010))
-"""Shortest time between ticks for rates up to so many tasks a second; see docs/decisions/0022."""
+"""Shortest time between ticks, by the rate in tasks a second up to which it applies; see docs/decisions/0022."""
 
 
 POLL_S: Final = 0.5
@@ -261,8 +261,8 @@ class Dispatcher:
             self._room_made()  # rows that return may have been dropped: read them again
 
     def _commits(self, most: float) -> list[OwnerCall]:
-        """Write what became of tasks: outcomes of deliveries before moves into hold slices, up to `most` of these; no
-        partition twice before another once. Tasks for workers go to their queues in any case."""
+        """Write outcomes of deliveries, then moves into hold slices, at most `most` in all; serve each partition once
+        before any of them twice. Tasks for workers always go to their queues."""
         calls: list[OwnerCall] = []
         in_turn = _in_turn(self._owned.values(), self._last_committed)
         for partition in sorted(in_turn, key=lambda one: not one.unwritten):
@@ -341,7 +341,7 @@ class Dispatcher:
         return any(one.has_writes for one in self._owned.values())
 
     async def flush(self) -> None:
-        """Write what has ended. Deliveries that end meanwhile may be left for the next call."""
+        """Write the outcomes so far. Deliveries that end meanwhile may be left for the next call."""
         _raise_first([await self._send(self._unanswered())])
         _raise_first([await self._send(self._commits(inf))])
         begins = [one.begin(-1, 0, commit=True) for one in self._owned.values() if one.has_writes]

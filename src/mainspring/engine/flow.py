@@ -48,7 +48,8 @@ _PROBED: Final = ("open", "half-open")
 _LIMIT: Final = "valve:"
 _PAUSE: Final = "pause:"
 _SINK: Final = "sink:"
-"""Prefixes of the keys under which tasks wait: of a receiver, a pause, or a target that this node cannot deliver to."""
+"""Prefixes of the keys under which tasks wait: for a receiver, a pause, or a target that this node cannot deliver
+to."""
 
 
 class Why(NamedTuple):
@@ -329,7 +330,8 @@ class Flow:
         return inf if self.catch_up is None else self._options.catch_up_after_ms
 
     def admit(self, target: str, lane: str | None, wanted: int = 1, *, overdue: bool = False) -> tuple[int, str]:
-        """Return how many of `wanted` tasks may leave now, which they then do, and the key under which others wait."""
+        """Let as many of `wanted` tasks leave as may leave now; return their number, and the key under which the others
+        wait."""
         if self.pauses and (pause := self.pauses.of_task(target, lane)) is not None:
             return 0, _PAUSE + pause.scope.text
         if self.lacks_sinks and (reason := missing(self._sinks, target)) is not None:
@@ -358,7 +360,7 @@ class Flow:
         return inf if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
 
     def why(self, key: str) -> Why:
-        """Return the reason of a hold, also of one that lets some tasks through: the rest wait for that reason."""
+        """Return the reason of a hold, even if it lets some tasks through: the others wait for that reason."""
         if key.startswith(_PAUSE):
             pause = self.pauses.by_scope.get(key.removeprefix(_PAUSE))
             return Why() if pause is None else Why(pause.reason, pause.who, pause.until_ms)

@@ -81,7 +81,7 @@ class TakenMoves(NamedTuple):
     moves: list[Moves]
     records: list[tuple[str, bytes]]
     holds: Counter[Hold]
-    """How many tasks are moved into each."""
+    """Number of tasks moved into each hold."""
     lives: list[LiveSlice]
 
     def answered(self) -> None:
@@ -150,10 +150,10 @@ class HoldPolicy:
         self.flow = flow
         self.lanes = lanes
         self._by_key: dict[str, Hold] = {}
-        """Holds of tasks without lanes; the others hang on their lanes."""
+        """Holds of tasks without lanes. The hold of a lane is kept with the lane."""
         self.by_place: dict[Slice, Hold] = {}
         self._waiting: dict[str, dict[Hold, None]] = {}
-        """Closed holds, by the key for which there has to be room again."""
+        """Closed holds, by the key under which their tasks wait for room."""
         self._to_find: dict[Hold, None] = {}
         """Holds that have ended and whose slices are not in memory."""
         self._to_look_at: list[Hold] = []
@@ -210,7 +210,7 @@ class HoldPolicy:
         return hold
 
     def _close(self, hold: Hold, record: HoldRecord) -> None:
-        """Let the hold last (again), and drop rows of its slice that were read and not begun."""
+        """Close the hold (again), and drop rows of its slice that were read and not begun."""
         self._unlist(hold)
         hold.record, hold.open = record, False
         if hold.live is not None:

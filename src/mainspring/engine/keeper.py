@@ -253,7 +253,7 @@ class Keeper:
         return failure
 
     def close(self) -> None:
-        """Want no partitions any more, and hand all over as they drain; for a clean stop."""
+        """Stop wanting partitions, and hand all over as they drain, for a clean stop."""
         self._leaving = True
         self.follow((), self._owned)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .holds import Hold
 
 _Waiting = tuple[int, int, int, Flight]
-"""A task behind the head: when its turn comes, the index of its row, a number to tell equal ones apart."""
+"""A task behind the head: its place in time, the index of its row, and a number that breaks ties."""
 
 
 class Lane:
@@ -67,7 +67,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of a partition of which something is known; the others are free."""
+    """The lanes of a partition about which something is known; all others are free."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Lane] = {}
@@ -213,7 +213,7 @@ class Lanes:
 
     def free(self, name: str, idh: bytes) -> bool:
         """Note that the head is settled, so that the next task may leave. Return True if this was the head, and the
-        server must be told that the lane waits no more. The head need not be a retry: the failed task may have been
+        server has to be told that the lane no longer waits. The head need not be a retry: the failed task may have been
         replaced."""
         lane = self.get(name)
         if lane is None or lane.head != idh:

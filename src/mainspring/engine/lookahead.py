@@ -38,7 +38,7 @@ class Reach:
 
 
 LEAST: Final = 16
-"""Tasks that may be in memory however large they are: with none, nothing could be delivered."""
+"""Tasks that may be in memory even if they are very large: with none, nothing could be delivered."""
 
 
 ROW_BYTES: Final = 112
@@ -115,7 +115,7 @@ class LookAhead:
         self._more_held = False
         """True if more holds can be reopened as soon as the current ones are done."""
         self.forgotten = 0
-        """Accepted tasks that servers have lost since, in failovers, as far as they were counted before."""
+        """Accepted tasks that servers have lost in failovers, as far as they had been counted."""
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
@@ -148,7 +148,7 @@ class LookAhead:
         self._woken.add(partition)
 
     def reconnected(self) -> None:
-        """Look at everything: wake-ups may have been missed."""
+        """Check everything: wake-ups may have been missed."""
         self._woken.update(self._owned)
 
     async def step(self) -> float:

@@ -38,7 +38,7 @@ class OccurrencePlan(msgspec.Struct, gc=False):
     """The chain after this occurrence has begun."""
     waits_for_end: bool = False
     settled: bool = False
-    """The occurrence may begin, however late."""
+    """The occurrence may begin, even if it is late."""
     skips: bool = False
     waited: bool = False
     """The occurrence waited until the previous run was over."""

@@ -192,7 +192,7 @@ class Outcomes:
         )
 
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
-        """Return what the history keeps of a former owner's attempts. Flights for workers ran nowhere yet."""
+        """Return what the history keeps of a former owner's attempts. Flights for workers have not run yet."""
         now_ms = self._clock.now_ms()
         return self._kept(
             RunRecord.of(flight, DELIVERED, DONE, 0, now_ms, "").as_lost()
@@ -215,7 +215,7 @@ class Outcomes:
         return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
 
     def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
-        """Return the receiver's response in the form in which a caller who waits for the result reads it."""
+        """Return the receiver's response as the stored result that callers wait for."""
         if not outcome.keep_ms or outcome.response is None:
             return None
         now_ms = self._clock.now_ms()

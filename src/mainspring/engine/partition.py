@@ -1,8 +1,8 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written for its tasks.
 
 Nothing here does I/O. The dispatcher takes calls from it (`begin`, `commit`), sends them, and returns the answers
-(`answered`); deliveries say how tasks ended (`done`, `settle`) or hand them to workers (`hand_off`). README.md beside
-this module tells the life of a task through all of it.
+(`answered`); deliveries say how tasks ended (`done`, `settle`) or hand them to workers (`hand_off`). README.md follows
+a task through all of it.
 """
 
 import logging
@@ -420,8 +420,8 @@ class Partition:
         return call
 
     def _take_outcomes(self, most: int) -> list[Settled]:
-        """Take some outcomes, oldest first, no more than one commit may write. Mark their rows as done: here and not
-        earlier, because this call writes what else becomes of them."""
+        """Take some outcomes, oldest first, at most as many as one commit may write. Mark their rows as done: here and
+        not earlier, because this call writes their retries and dead letters too."""
         taken: list[Settled] = []
         size = 0
         while self._outcomes and len(taken) < most and size < MOST_BYTES:
@@ -446,7 +446,7 @@ class Partition:
         return taken
 
     def _take_ready(self) -> dict[str, list[FlightGroup]]:
-        """Take as many tasks for workers as one call may carry, by queue. Those of no lane are done with that."""
+        """Take as many tasks for workers as one call may carry, by queue. Tasks without a lane are done then."""
         by_queue: dict[str, list[FlightGroup]] = {}
         taken = size = 0
         while self._ready and taken < MOST_TASKS and size <= MOST_BYTES:
@@ -567,8 +567,8 @@ class Partition:
             self.dirty_since = since_s
 
     def take_notes(self) -> tuple[list[Damaged], list[tuple[Definition, NotRun]]]:
-        """Return what begins came across since the last call: entries that cannot be read, and planned times that did
-        not run."""
+        """Return entries that cannot be read, and planned times that did not run, which begins found since the last
+        call."""
         notes = self._due_selector.damaged, self.chains.passed
         self._due_selector.damaged, self.chains.passed = [], []
         return notes
@@ -630,8 +630,8 @@ class Partition:
         self._ready.append((queue, group))
 
     def handed_off(self, call: CommitCall, answers: Mapping[int, bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Note which tasks workers have. Return how many are done with that, and the acks of those that a worker has
-        ended already, by address."""
+        """Note which tasks workers have. Return how many are done then, and the acks of those that a worker has already
+        ended, by address."""
         delivered, ended = 0, []
         handed = ((queue, flight) for queue, groups in call.handed.items() for flight in _flights(groups))
         for position, (queue, flight) in enumerate(handed):
@@ -742,7 +742,7 @@ class Partition:
         self.hold_policy.inherit(inherited)
 
     def give_up(self) -> None:
-        """Forget all slices: what ends from now on belongs to another owner."""
+        """Forget all slices: later outcomes belong to another owner."""
         for live in self._slices.values():
             live.forgotten = True
 

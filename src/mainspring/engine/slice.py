@@ -93,7 +93,7 @@ class Bitmaps:
             self.dirty_high = max(self.dirty_high, max(indexes))
 
     def settle_all_fired(self, last: int) -> None:
-        """Mark all fired rows as done, and those that never had to fire; `last` is the index of the last row."""
+        """Mark all fired rows as done, and rows that never had to fire; `last` is the index of the last row."""
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
         self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
         self.dirty_low, self.dirty_high = 0, max(last, self.dirty_high)
@@ -586,8 +586,8 @@ class LiveSlice:
     def take_due(self, now_ms: int, limit: int) -> Due:
         """Return the rows due by now, in due order, and stop them waiting.
 
-        A large slice that is wholly overdue leaves in list order: its rows are later than their order matters, and
-        nothing has to be sorted. Lanes choose their own order.
+        A large slice that is wholly overdue leaves in list order: its rows are so late that their order does not
+        matter, and nothing has to be sorted. Lanes choose their own order.
         """
         queue = self.queue
         if self.slice.end_ms <= now_ms and FEW < len(queue) <= limit and self.high == END:

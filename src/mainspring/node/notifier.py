@@ -137,7 +137,7 @@ class Notifier:
         unknown = [number for number in self._owned if number not in notes.places]
         for number, end in zip(unknown, await self._notices.ends_of(unknown), strict=True):
             if isinstance(end, StoreError):
-                failure = end  # the partitions of other servers go on
+                failure = end  # the partitions of other servers continue
             else:
                 await self._store_episodes({}, number, end)
                 more = True
@@ -395,7 +395,7 @@ class Forwarder:
         more, failure = False, None
         for one, found in zip(asked, await self._notices.new_runs(asked), strict=True):
             if isinstance(found, StoreError):
-                failure = found  # the partitions of other servers go on
+                failure = found  # the partitions of other servers continue
             elif found:
                 more = True
                 await self._forward(one.partition, found)

@@ -352,7 +352,7 @@ class _Taken(NamedTuple):
 
 
 class Endings(Protocol):
-    """Who answers for jobs that must no longer run when they are taken: expired, cancelled or unreadable ones."""
+    """Reports jobs that must not run when they are taken: expired, cancelled or unreadable ones."""
 
     def died(self, job: Job, outcome: Dead) -> None: ...
 

@@ -218,7 +218,7 @@ class Notices:
             if expected is None:
                 return None
             if before is None and known > MOST_BEATS:
-                raise Conflict(f"{MOST_BEATS:,} beats are watched already; remove some that nobody sends any more")
+                raise Conflict(f"{MOST_BEATS:,} beats are watched already; remove those that are no longer sent")
             now_ms = await self._store.fresh_ms()
             last_ms = now_ms if came else 0 if before is None else before.last_ms
             after = Beat(name, expected, expected.deadline_ms(now_ms), last_ms)

@@ -103,7 +103,7 @@ def test_an_alias_is_its_line(alias: str, line: str) -> None:
 
 
 def places(text: str, field: str, names: int = 600) -> Counter[int]:
-    """Where H falls for many names."""
+    """Return the place of H for many names."""
     found: Counter[int] = Counter()
     for number in range(names):
         bits = getattr(Cron.parse(text, f"job-{number}"), field)

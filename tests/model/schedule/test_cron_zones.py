@@ -206,7 +206,7 @@ def test_segments_join_without_a_hole() -> None:
 
 
 def test_no_zone_has_changed_twice_within_five_days_since_1970() -> None:
-    """Zone looks for changes in steps of four days: this is what it relies on, for every zone in the database."""
+    """Zone looks for changes in steps of four days and relies on this, for every zone in the database."""
     seen: set[bytes] = set()
     for name in sorted(zone_names()):
         content = files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()

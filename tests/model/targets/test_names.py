@@ -1,4 +1,4 @@
-"""Where a task may go."""
+"""Names of targets and queues."""
 
 import pytest
 

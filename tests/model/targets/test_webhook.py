@@ -1,4 +1,4 @@
-"""What may be said of a webhook and of a named target, and what is kept to ourselves."""
+"""Settings of webhooks and named targets, and the secrets that are not shown."""
 
 import base64
 from pathlib import Path

@@ -66,7 +66,7 @@ def connect(url: str) -> "contextlib.closing[redis.Redis]":
 
 
 class Process:
-    """Another process that starts the server of a folder and holds it until told to stop."""
+    """Another process that starts the server of a folder and holds it until it is stopped."""
 
     def __init__(self, folder: Path) -> None:
         self.popen = subprocess.Popen(
@@ -422,7 +422,7 @@ def without_jemalloc(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_server_uses_jemalloc_where_the_machine_has_it(folder: Path, nothing_said_of_malloc: None) -> None:
-    """What makes a put cost the same with millions pending: see the decision on what grows."""
+    """Settings that make a put cost the same with millions pending: see decision 0013."""
     if folder_module.jemalloc() is None:
         gap("this machine has no libjemalloc.so.2; Debian's redis-server brings it")
     with embedded.start(folder) as server, connect(server.url) as client:

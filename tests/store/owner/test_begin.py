@@ -180,7 +180,7 @@ async def test_a_lane_does_not_begin_while_an_unknown_slice_exists(
 async def test_one_stale_partition_does_not_hold_up_the_others(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """Each section of a call stands by its own token."""
+    """Each section of a call is checked by its own token."""
     owners: list[tuple[HandOwner, fire.Section]] = []
     for p in range(2):
         lane = next(lane for lane in map(str, range(1000)) if _partition(store, lane) == p)

@@ -112,7 +112,7 @@ async def test_done_bits_never_travel_ahead_of_their_retry(ticker: Ticker, ticke
     while ticker.engine.deliveries.in_flight:
         await _breathe()
     assert any(one.has_outcomes for one in ticker.engine.owned.values())
-    # As in a round that this outcome came too late for.
+    # As in a round for which this outcome came too late.
     await dispatcher._send(dispatcher._begins(time.monotonic() + 1))
     await ticker.crash()
     ticker.clock.advance(seconds=6)
@@ -180,7 +180,7 @@ async def test_a_task_that_lives_again_after_its_death_is_not_dead(ticker: Ticke
 async def test_an_expired_task_is_recorded_and_not_delivered_late(ticker: Ticker, clock: ManualClock) -> None:
     await ticker.client.put("log:", "late", id="id", after="1s", expires="10s")
     await ticker.client.put("log:", "on time", after="1s", expires="12s")
-    clock.advance(seconds=11, ms=1)  # nobody was up
+    clock.advance(seconds=11, ms=1)  # no node was running
     assert sorted(one.value() for one in await ticker.turn()) == ["on time"]
     [dead_letter] = await list_dead(ticker.store)
     assert (dead_letter.id, dead_letter.reason) == ("id", "expired")

@@ -150,7 +150,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(server: Server
 
 
 class Full(asyncio.Protocol):
-    """What a server does with a connection that is one too many."""
+    """Behave like a server with one connection too many."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()

@@ -18,7 +18,7 @@ ADMIN = "admin-secret"
 
 
 class Vault:
-    """Where tokens come from; counts how often it was asked."""
+    """A source of tokens that counts how often it was asked."""
 
     def __init__(self, user: str | None, token: str) -> None:
         self.user, self.token, self.asked = user, token, 0
@@ -144,7 +144,7 @@ async def test_a_running_scheduler_survives_a_change_of_its_token(server: Server
 
 
 async def put_again(scheduler: Scheduler, target: str) -> None:
-    """As a careful caller: the first call may find the connection just broken."""
+    """As a careful caller does: the first call may find the connection just broken."""
     client = await scheduler.client()
     async with asyncio.timeout(60):
         while True:

@@ -39,7 +39,7 @@ def shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """A replica that does answer is waited for, however slow the machine."""
+    """Wait for a replica that does answer, even on a slow machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durability, "WAIT_MS", 30_000)
         yield
@@ -47,7 +47,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[ServerCluster]:
-    """The other masters go on while one is away: without this setting all of them refuse everything meanwhile."""
+    """The other masters continue while one is away: without this setting all of them refuse everything meanwhile."""
     with cluster(3, 1, extra_config={"cluster-require-full-coverage": "no"}) as started:
         yield started
 
@@ -154,7 +154,7 @@ async def put(client: Client, count: int, level: str, *, after: str = "1h") -> l
 async def test_losses_at_a_weaker_level_are_counted_and_reported(
     group: Sentinels, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An old state is promoted: the owner notices even where nothing comes due, and goes on from what is there."""
+    """An old state is promoted: the owner notices even if nothing is due, and continues from the present state."""
     async with scene(group.url, lease_s=12) as made:  # so long that no lease ends by itself meanwhile
         client, engine = made.client, made.engine
         with patience():
@@ -174,7 +174,7 @@ async def test_losses_at_a_weaker_level_are_counted_and_reported(
         taken = engine.keeper.takeovers
         group.primary.kill()
         await asyncio.to_thread(group.wait_failover)
-        # Nothing is due and nothing is put: that the server went back is seen all the same.
+        # Nothing is due and nothing is put: the rollback is noticed all the same.
         await until(lambda: engine.lookahead.forgotten == 30 + 20 + 1 and engine.healthy, 60)
         await until(lambda: engine.keeper.takeovers > taken and len(engine.owned) == PARTITIONS)
         assert "the server has forgotten" in caplog.text
@@ -192,7 +192,7 @@ async def test_losses_at_a_weaker_level_are_counted_and_reported(
 async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same_key(
     group: Sentinels, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No put is lost and nothing comes due: only the sequence number tells that the server went back."""
+    """No put is lost and nothing is due: only the sequence number shows the rollback."""
     async with scene(group.url, lease_s=30) as made:  # longer than a failover: no lease ends by itself meanwhile
         with patience():
             await put(made.client, 10, ALL, after="5s")
@@ -234,7 +234,7 @@ async def test_an_idle_owner_looks_back_whether_the_server_still_knows_its_last_
 
 
 def partition(id: str) -> int:
-    """Of a task: where its id says, or the address in the handle of one without."""
+    """Return the partition of a task: by its id, or by the address in the handle of a task without one."""
     return int(id.split("~")[1].split(".")[0], 36) if "~" in id else partition_of(id, PARTITIONS)
 
 

@@ -160,7 +160,7 @@ async def test_a_put_recreates_no_key_on_the_server_that_its_slot_has_left(nodes
 
 
 async def test_a_bulk_cancel_keeps_the_list_of_a_slot_on_its_way(nodes: ServerCluster) -> None:
-    """A script that deletes a list to write it anew cannot do that there: its second half is refused."""
+    """A script that deletes a list to write it again cannot do that there: its second half is refused."""
     clock = ManualClock()
     store = await Store.open(nodes.url, namespace="bulk", partitions=1, clock=clock)
     client = Client.over(store)
@@ -214,7 +214,7 @@ async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: Serve
         taken = made.engine.keeper.takeovers
         for _ in ("there", "back"):
             await move_slowly(made, begin(nodes, partitions[0].slot), elsewhere, others)
-            await everywhere.go_on(3)  # it waited for the slot, and goes on
+            await everywhere.go_on(3)  # it waited for the slot, and continues
         for number in (1, 2, 3):
             await asyncio.to_thread(nodes.move_slot, partitions[number].slot, another(nodes, partitions[number].slot))
             await everywhere.go_on(2)
@@ -270,7 +270,7 @@ async def test_an_owner_is_woken_on_the_server_that_a_slot_moved_to(nodes: Serve
 
 @pytest.mark.parametrize("masters", [2, 3, 4, 5, 6])
 def test_partitions_are_spread_evenly_over_the_masters(masters: int) -> None:
-    """As `--cluster create` deals the slots out, and as this project's test clusters do."""
+    """As `--cluster create` and the test clusters of this project distribute the slots."""
     rounded = [round(SLOTS / masters * n) for n in range(masters)]
     for starts in (rounded, [SLOTS * n // masters for n in range(masters)]):
         assert max(apart(name, starts) for name in ("main", *(f"ns{n}" for n in range(40)))) <= 1

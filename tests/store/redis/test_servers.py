@@ -32,7 +32,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Heard:
-    """What a subscription told: channels that had a message, and how often it was made anew."""
+    """Messages of a subscription by channel, and how often it was made again."""
 
     def __init__(self) -> None:
         self.channels: list[str] = []

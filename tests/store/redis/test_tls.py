@@ -127,7 +127,7 @@ async def test_a_key_without_its_certificate_is_a_mistake_not_ignored(server: Se
 async def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     server: Server, authority: Authority, tmp_path: Path
 ) -> None:
-    """OpenSSL would ask on the terminal, and the event loop stand still until somebody types."""
+    """OpenSSL would ask on the terminal, and block the event loop until someone types."""
     secret = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     )

@@ -142,7 +142,8 @@ async def test_bulk_cancels_hit_exactly_the_tasks_named(ticker: Ticker, step: in
 async def test_many_cancels_at_once_are_too_late_for_tasks_in_flight(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """Many are cancelled by another way than one: told "cancelled", these would be delivered all the same."""
+    """Many tasks are cancelled by another path than one: answered "cancelled", these would be delivered all the
+    same."""
     summary = await client.put_many([Task("log:", n, after="1s", lane="one") for n in range(40)], handles=True)
     ids = [handle.id for handle in summary.handles or ()]
     place = address_of(ids[0])

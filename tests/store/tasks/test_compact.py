@@ -1,4 +1,4 @@
-"""A slice most of whose tasks are cancelled is written anew, under another incarnation: nobody may be misled."""
+"""A slice most of whose tasks are cancelled is rewritten under another incarnation: no reader may be misled."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ AHEAD_MS = 5_000
 
 
 def ids_of(store: Store, count: int) -> list[str]:
-    """So many ids of one partition."""
+    """Return ids of one partition."""
     names = (f"order-{n}" for n in range(100 * count))
     return [name for name in names if partition_of(name, len(store.keys)) == PARTITION][:count]
 
@@ -74,7 +74,7 @@ async def test_an_owner_that_has_read_the_old_list_fires_only_what_stays(ticker:
 async def test_an_owner_that_has_begun_nothing_yet_cannot_fire_a_cancelled_task(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """Its begin was under way when the slice was written anew, and names a row that another task has now."""
+    """Its begin was under way when the slice was rewritten, and names a row that another task has now."""
     names, place = ids_of(store, 64), place_of(clock)
     await put_all(client, names, place)
     clock.set(place.end_ms)
@@ -103,7 +103,7 @@ async def test_a_slice_in_which_something_has_begun_is_not_rewritten(
 async def test_a_late_cancel_at_the_old_place_hits_no_other_task(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """It looked the task up, then the slice was written anew: its place is another task's now, or nobody's."""
+    """A cancel looked the task up, then the slice was rewritten: its place is another task's now, or empty."""
     names, place = ids_of(store, 64), place_of(clock)
     await put_all(client, names, place)
     old = await look_up_packed(store, [(PARTITION, idh_of(name)) for name in names])
@@ -139,7 +139,7 @@ async def test_a_task_known_only_by_its_handle_keeps_its_place(
 
 
 async def test_a_put_sent_twice_and_cancelled_does_not_come_back_with_its_late_copy(ticker: Ticker) -> None:
-    """Its tombstone is all that tells the copy that arrives last from a new task."""
+    """Only its tombstone distinguishes the copy that arrives last from a new task."""
     place = place_of(ticker.clock)
     names = ids_of(ticker.store, 64)
     await put_all(ticker.client, names, place)
@@ -250,7 +250,7 @@ async def test_a_bulk_put_stores_only_new_tasks(client: Client, store: Store, cl
 async def test_a_forgotten_script_does_not_part_the_tasks_from_their_ids(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
-    """Within a transaction an unknown script fails alone: the tasks would be stored and nobody know their ids."""
+    """Within a transaction an unknown script fails alone: the tasks would be stored without their ids."""
     for primary in store.servers.all():
         await primary.pipeline([("SCRIPT", "FLUSH")])
     names = ids_of(store, 64)

@@ -32,7 +32,7 @@ def take(*tasks: Task, widths: Widths | None = None) -> Batch:
 
 
 def handles(batch: Batch) -> list[Handle]:
-    """Those of tasks without ids, as if all were written."""
+    """Entries of tasks without ids, as if all were written."""
     places = {(p, place): (1, 0) for p, slices in batch.rows.groups.items() for place in slices}
     found = handles_of(batch, places, [None] * len(batch.named), SERVER)
     return [handle for handle in found if handle is not None]
@@ -67,7 +67,7 @@ def test_a_plain_task_becomes_an_entry_of_its_second(count: int) -> None:
 
 
 def written(batch: Batch) -> list[tuple[Slice, bytes]]:
-    """Rows without their ids, which are drawn anew in every call."""
+    """Rows without their ids, which are drawn in every call."""
     return sorted((place, row[:5] + row[21:]) for _, place, row in rows_of(batch))
 
 
@@ -151,7 +151,7 @@ def test_tasks_of_one_far_hour_share_slices() -> None:
 
 
 def partitions_of(intake: Intake, calls: int, tasks: list[Task]) -> set[int]:
-    """Where the first of these tasks goes, call after call."""
+    """Return where the first of these tasks goes, call after call."""
     batches = [intake.take(tasks, NOW_MS) for _ in range(calls)]
     first = [run for batch in batches for run in batch.runs if 0 in run.numbers]
     assert len(first) == calls

@@ -1,4 +1,4 @@
-"""`explain` of what stands still: paused by whom, parked, behind which head, coming back."""
+"""`explain` of tasks that are held: paused by whom, parked, behind which head, coming back."""
 
 from collections.abc import Awaitable, Callable
 

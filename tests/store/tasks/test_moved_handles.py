@@ -38,7 +38,7 @@ async def row_at(store: Store, handle: str) -> bytes:
 
 
 async def prepare(ticker: Ticker, way: Way) -> None:
-    """What is due within the next seconds will not stay where it stands."""
+    """Tasks due within the next seconds will not stay in their place."""
     if way == "held":
         await ticker.client.pause()
         await ticker.turn()
@@ -135,7 +135,7 @@ async def test_a_commit_that_is_sent_twice_leaves_one_mark(ticker: Ticker, store
 
 @WAYS
 async def test_a_task_with_an_id_leaves_no_mark(ticker: Ticker, store: Store, way: Way) -> None:
-    """Everybody asks the index for it; nobody pays for a mark that nobody reads."""
+    """Every caller asks the index for it: a mark that is never read would be a waste."""
     await moved(ticker, way, task_id="mine")
     assert await ticker.client.cancel("mine") == "cancelled"
     assert (await ticker.client.get("mine")).state == "cancelled"
@@ -215,7 +215,7 @@ async def test_a_copy_leads_to_the_mark_of_its_first(ticker: Ticker, store: Stor
 async def test_a_copy_that_comes_after_the_task_has_moved_is_not_cancelled_in_its_place(
     ticker: Ticker, store: Store, way: Way
 ) -> None:
-    """It would be told as cancelled, and fire from where it is."""
+    """It would be reported as cancelled, and fire from its new place."""
     await prepare(ticker, way)
     with bad_road(ticker.store) as road:
         real_send = road.send

@@ -1,4 +1,4 @@
-"""Put without an id: stored whole or not at all, once however often it is sent, found by the handle."""
+"""Put without an id: stored whole or not at all, once although it is sent again, found by the handle."""
 
 import asyncio
 from collections.abc import AsyncIterator

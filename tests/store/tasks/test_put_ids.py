@@ -184,7 +184,7 @@ async def test_a_replace_whose_reply_was_lost_is_one_task(ticker: Ticker) -> Non
 
 
 async def test_a_replace_after_a_lost_reply_does_not_take_the_old_task_for_its_own(ticker: Ticker) -> None:
-    """Same id, same payload, same second: only the millisecond tells them apart."""
+    """Same id, same payload, same second: only the millisecond distinguishes them."""
     now_ms = ticker.clock.now_ms() // 1000 * 1000
     await ticker.client.put("log:", "same", id="id", at=now_ms + 5_100)
     with bad_road(ticker.store) as road:
@@ -329,7 +329,7 @@ async def test_a_clock_that_runs_ahead_forgets_no_id_before_its_window_is_over(
 
 
 async def test_a_task_is_not_called_dead_for_an_earlier_one_of_its_id(ticker: Ticker) -> None:
-    """Both within one millisecond: the time of the dead letter alone cannot tell them apart."""
+    """Both within one millisecond: the time of the dead letter alone does not distinguish them."""
     ticker.answer("log", lambda one: Dead("no") if one.value() == "first" else None)
     await ticker.client.put("log:", "first", id="order-42")
     await ticker.advance(seconds=0)

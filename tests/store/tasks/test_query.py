@@ -50,7 +50,7 @@ async def test_ties_are_in_a_fixed_order_and_none_is_skipped_at_the_edge_of_a_pa
 
 
 async def test_mixed_widths_are_merged_in_due_order(client: Client, clock: ManualClock) -> None:
-    """Hour slices, second slices and an overdue one; some of the second slices hold nothing any more."""
+    """Hour slices, second slices and an overdue one; some of the second slices are empty by now."""
     start_ms = clock.now_ms() - clock.now_ms() % HOUR_MS + 2 * HOUR_MS
     await client.put_many(Task("log:", f"h{n:02}", at=start_ms + 1_800_000 + n * 500) for n in range(60))
     clock.set(start_ms - 10)

@@ -120,7 +120,7 @@ async def test_two_moves_at_once_leave_one_task(ticker: Ticker) -> None:
 async def test_many_callers_that_move_a_task_at_once_all_succeed(
     client: Client, store: Store, task_id: str | None
 ) -> None:
-    """Nobody is told that a task is gone which somebody else has just moved."""
+    """A caller is not answered "gone" for a task that another caller has just moved."""
     handle = await client.put("log:", after="1h", id=task_id)
     now_ms = store.clock.now_ms()
     moved = await asyncio.gather(*(client.reschedule(handle.id, at=now_ms + n * 60_000) for n in range(1, 41)))

@@ -39,7 +39,7 @@ async def live(fleet: Server | ServerCluster, namespace: str) -> AsyncIterator[S
 
 
 def sometimes(delivery: Delivery) -> Outcome:
-    """One in ten fails once, one in fifty for good."""
+    """One task in ten fails once, one in fifty dies."""
     number = delivery.value()
     if number % 50 == 0:
         return Dead("refused")
@@ -110,7 +110,7 @@ async def flowing(traffic: Traffic) -> AsyncIterator[Traffic]:
 
 
 async def watch(store: Store, rounds: int) -> TaskCounters:
-    """Verify again and again; nothing may be found, and the traffic must go on."""
+    """Verify repeatedly; there may be no finding, and the traffic must continue."""
     books = TaskCounters()
     for _ in range(rounds):
         report = await verify(store)
@@ -131,7 +131,7 @@ async def test_live_traffic_raises_no_false_alarm(live: Store) -> None:
     async with asyncio.timeout(100), flowing(Traffic(live)):
         async with started(first):
             await watch(live, ROUNDS)
-        # The partitions change hands while all goes on.
+        # The partitions change hands while the traffic continues.
         async with started(second):
             books = await watch(live, ROUNDS)
             while len(sink.deliveries) < DELIVERED:

@@ -111,7 +111,7 @@ class NodeFaults:
         return await kill(self._on, self._on.fleet, member, kind, size, leases=1)
 
     async def _kill_leader(self, planned: Planned) -> bool:
-        """Whoever leads now; after the last leader's death it takes a moment until somebody does."""
+        """Return the present leader; after a leader's death it takes a moment until there is one."""
         give_up = asyncio.get_running_loop().time() + 4 * self._on.lease_s
         while True:
             leader = await asyncio.to_thread(self._leader)
@@ -229,7 +229,8 @@ class RoadFaults:
         return caught
 
     async def _delayed_command(self, planned: Planned) -> bool:
-        """An old write arrives long after its sender was cut; mostly the sender is dead by then, another the owner."""
+        """An old write arrives long after its sender was cut off; mostly the sender is dead by then, and another node
+        the owner."""
         found = self._road(planned)
         if found is None:
             return False
@@ -259,7 +260,7 @@ class RoadFaults:
         return True
 
     async def _lost_cable(self, planned: Planned) -> bool:
-        """Connections that nobody closes and nobody answers on: only a timeout can tell."""
+        """Connections that stay open without an answer: only a timeout notices."""
         member = self._on.fleet.pick(planned.pick)
         if member is None:
             return False
@@ -283,7 +284,7 @@ class RoadFaults:
         return True
 
     async def _pull(self, members: list[Member], seconds: float) -> bool:
-        """Their cables lie on the floor for so long. True if it hit one that lived."""
+        """Pull their cables for a while. Return True if it hit a live node."""
         start_us = now_us()
         cables = [one.cable for one in members if one.cable is not None]
         try:
@@ -472,13 +473,13 @@ class WorkerFaults:
         return await stop(self._on, self._workers.pick(planned.pick), "stop worker", planned.size)
 
     async def _restart_worker(self, planned: Planned) -> bool:
-        """What it ran is finished, what it had not begun is given back."""
+        """It finishes the jobs it runs, and gives back those it has not begun."""
         return await exchange(self._workers, self._workers.pick(planned.pick))
 
 
 _TRIES: Final = 8
 _PATIENCE_S: Final = 20.0
-"""So long at least a fault looks for somebody to hit: after a server's death all nodes may be starting anew."""
+"""A fault looks for a victim for at least this long: after a server's death all nodes may be starting again."""
 
 
 class Faults:
@@ -491,7 +492,7 @@ class Faults:
         self.done: Counter[Kind] = Counter()
 
     async def strike(self, planned: Planned) -> None:
-        """Strike once; where it hit nobody (its victim died of something else), choose another."""
+        """Strike once; if the victim died of something else, choose another."""
         give_up = time.monotonic() + _PATIENCE_S
         for attempt in itertools.count():
             if attempt >= _TRIES and time.monotonic() > give_up:

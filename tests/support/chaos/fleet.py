@@ -38,7 +38,7 @@ class Member:
             os.kill(self.process.pid, number)
 
     async def clear(self) -> None:
-        """It has ended: nobody needs its road and its cable any more."""
+        """Clean up after a node that has ended: its proxies and its cable are no longer needed."""
         await self.road.aclose()
         if self.cable is not None:
             await asyncio.to_thread(self.cable.remove)
@@ -49,7 +49,7 @@ class Member:
 
 
 class Fleet:
-    """Starts nodes and knows which of them live. One that ends without being told to is started anew."""
+    """Starts nodes and knows which of them live. A node that ends unasked is started again."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Fleet:
         return Member(name, road, cable, process, log)
 
     async def ready(self, count: int, *, timeout_s: float = 60.0) -> None:
-        """Wait until so many nodes work; start more where some are missing."""
+        """Wait until this many nodes work; start more if some are missing."""
         before = self.failed_starts
         async with asyncio.timeout(timeout_s):
             while sum(member.started.is_set() for member in self.live) < count:

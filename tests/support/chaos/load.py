@@ -23,7 +23,7 @@ from .recorder import STALL, Journal, now_us
 
 LANES: Final = 12
 UNKNOWN_KEY: Final = "?"
-"""The put of a task without an id was never answered: its first delivery will tell its key."""
+"""The put of a task without an id was never answered: its first delivery will show its key."""
 
 _LATE_COPY_S: Final = 1.5
 """A call that took longer may have been repeated inside, so late that the slice of its first copy was gone."""
@@ -42,7 +42,7 @@ class Put:
 
 
 class Load:
-    """One client that puts steadily until told to stop."""
+    """One client that puts steadily until it is stopped."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Load:
         self._count = 0
         self._busy: set[asyncio.Task[None]] = set()
         self.open: dict[str, AcceptedEvent] = {}
-        """What must be delivered, by key."""
+        """Tasks that must be delivered, by key."""
         self.expiring: dict[str, Put] = {}
         self.put = 0
         self.unsure = 0
@@ -73,7 +73,7 @@ class Load:
             (6, self._plain), (4, self._named), (2, self._lane), (1, self._burst), (2, self._cancelled),
             (2, self._moved), (1, self._swapped),
         ]  # fmt: skip
-        if not self._profile.workers:  # what a run tells comes a moment after it was begun, and may be late by that
+        if not self._profile.workers:  # reports of a run come a moment after it was begun, and may be late by that
             steps.append((1, self._expiring))
         weights = [weight for weight, _ in steps]
         gap_s = 1.6 / self._profile.rate  # a step is 1.6 tasks on average: bursts, and what is put twice
@@ -176,7 +176,7 @@ class Load:
         return [self._taken(task, handle, level, twice) for task, handle in zip(tasks, handles, strict=True)]
 
     async def _put_named(self, task: Task) -> Put | None:
-        """As a careful caller does: with the same id, again and again, until it is answered."""
+        """As a careful caller does: with the same id, repeatedly, until there is an answer."""
         level, started, held = self._level(), time.monotonic(), self._held()
         while True:
             try:
@@ -247,7 +247,7 @@ class Load:
         """A task that is put now and touched again before its time, or about then."""
         lane = f"lane {self._rng.randrange(LANES)}" if self._rng.random() < 0.3 else None
         if self._profile.workers:
-            lane = None  # a run that is broken off tells nobody when it was over, and its lane goes on
+            lane = None  # a cancelled run does not report its end, and its lane continues
         name = self._next_name(word)
         task = self._made(name, self._due_ms(), lane=lane, id=name if named or self._rng.random() < 0.5 else None)
         if task.id is not None:
@@ -309,7 +309,7 @@ def _name(task: Task) -> str:
 SCHEDULES: Final = 50
 EVERY_MS: Final = 1_000
 AHEAD_MS: Final = 2_000
-"""The first run: all schedules are added by then."""
+"""The first planned run: all schedules are added by then."""
 
 
 class Recurring:
@@ -318,7 +318,7 @@ class Recurring:
     def __init__(self, client: Client, journal: Journal, target: str) -> None:
         self._client, self._journal, self._target = client, journal, target
         self.open: dict[str, AcceptedEvent] = {}
-        """What must be delivered, by key."""
+        """Planned runs that must be delivered, by key."""
 
     async def add(self, until_us: int) -> None:
         """Add them before anything fails, with their planned times up to an end."""
@@ -358,7 +358,7 @@ def with_keys(events: list[Event]) -> list[Event]:
 
 
 def unplanned(events: list[Event]) -> int:
-    """Stalls that nobody caused: not those of nodes that were stopped on purpose."""
+    """Stalls without a planned cause: not those of nodes that were stopped on purpose."""
     faults = [event for event in events if isinstance(event, FaultEvent)]
     stopped = [one for one in faults if one.what.startswith("stop ")]
     return sum(

@@ -54,7 +54,7 @@ class Cable:
         """The name of this machine's end."""
         self._keeper = _keeper()
         self.inside: tuple[str, ...] = ("nsenter", f"--net=/proc/{self._keeper.pid}/ns/net", "--")
-        """What to put before a command so that it runs at the far end."""
+        """The words before a command that run it at the far end."""
         try:
             _ip(f"link add {self.plug} type veth peer name far netns {self._keeper.pid}")
             # No two links of a machine have the same number, so no two cables have the same address.
@@ -68,7 +68,7 @@ class Cable:
             raise
 
     def listen(self) -> socket.socket:
-        """A socket on a free port of this end, for whoever calls from the far end."""
+        """Return a socket on a free port of this end, for callers from the far end."""
         listener = socket.socket()
         try:
             # Bound to the cable too: when it is pulled, answers must not go looking for another way.
@@ -81,7 +81,7 @@ class Cable:
         return listener
 
     def pull(self) -> bool:
-        """Nothing passes any more, in either direction. False if the cable was removed meanwhile."""
+        """Let nothing pass, in either direction. Return False if the cable was removed meanwhile."""
         return self._set("down")
 
     def plug_in(self) -> bool:
@@ -180,7 +180,7 @@ class Weather:
         self.delay_s, self.hold_s, self.swallow, self.hold_all = 0.0, 0.0, False, False
 
     async def passage(self) -> None:
-        """Returns when bytes may go on."""
+        """Return when bytes may continue."""
         while True:
             await self._open.wait()
             if self.delay_s:
@@ -211,7 +211,7 @@ class Proxy:
         self._late: set[asyncio.Task[None]] = set()
         self._served: set[asyncio.Task[None]] = set()
         self.errors: list[BaseException] = []
-        """What went wrong in the proxy itself: no fault of anybody's, but the run proves nothing."""
+        """Errors of the proxy itself: they make the run prove nothing."""
         self.address: Address = ("", 0)
 
     @property
@@ -407,7 +407,7 @@ class Road:
 
     @property
     def errors(self) -> list[str]:
-        """Of the proxies themselves; there should be none."""
+        """Errors of the proxies themselves; there should be none."""
         return [f"a proxy of {self.name} failed: {error!r}" for one in self._proxies.values() for error in one.errors]
 
     def cut(self) -> int:
@@ -415,7 +415,7 @@ class Road:
         return sum(proxy.cut() for proxy in self._proxies.values())
 
     def numb(self) -> int:
-        """Let all connections stand and carry nothing more; returns how many there were."""
+        """Keep all connections open and let them carry nothing; return how many there were."""
         return sum(proxy.numb() for proxy in self._proxies.values())
 
     def _translator(self) -> Callable[[bytes], bytes]:
@@ -434,7 +434,7 @@ class Translator:
         self._reader = hiredis.Reader(notEnoughData=...)
 
     def take(self, data: bytes) -> bytes:
-        """Whole replies, translated; the rest waits for more."""
+        """Complete replies, translated; an incomplete one waits for more."""
         self._reader.feed(data)
         out = []
         while (reply := self._reader.gets()) is not ...:

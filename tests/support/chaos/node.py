@@ -23,7 +23,7 @@ from .subject import main
 
 
 class Calls:
-    """Which call began what stands in a partition now. Wraps `fire.tick`, through which every begin goes."""
+    """The call that began the present entries of a partition. Wraps `fire.tick`, through which every begin goes."""
 
     def __init__(self) -> None:
         self._tick = fire.tick
@@ -70,7 +70,7 @@ def _outcome(answer: str) -> Outcome:
 
 
 def jump(seconds: float) -> None:
-    """Set the clocks of this process. Those that never go back in life do not go back here."""
+    """Set the clocks of this process. Those that never go back in reality do not go back here."""
     ahead = max(seconds, 0.0)
     base, steady, gettime = time.time, time.monotonic, time.clock_gettime
     time.time = lambda: base() + seconds

@@ -1,4 +1,4 @@
-"""What a chaos run does: on which servers, with which faults, for how long, and which fault strikes when."""
+"""Profiles of chaos runs: their servers and faults, how long they last, and which fault strikes when."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ Kind = Literal[
 
 QUEUE: Final = "work"
 HANDLER: Final = "run"
-"""What workers serve and run, where a profile has any."""
+"""Queues and handlers of the workers, in a profile with workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Profile:
     faults: dict[Kind, int]
     """How often each fault must take effect."""
     seconds: float = 30.0
-    """How long faults go on; start, healing and checking come on top."""
+    """How long faults last; start, healing and checking come on top."""
     nodes: int = 3
     workers: int = 0
     """With some, all tasks and schedules go to them through a queue; without, to the sink of the nodes."""

@@ -34,7 +34,7 @@ class Deliveries(msgspec.Struct, frozen=True, array_like=True, tag="deliveries")
 
 
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
-    """The machine gave a node no time; nobody planned that, but it is a fault like any other."""
+    """The machine gave a node no time: unplanned, but a fault like any other."""
 
     node: str
     from_us: int
@@ -65,7 +65,7 @@ def now_us() -> int:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """One message: four bytes of length, then so many bytes."""
+    """One message: four bytes of length, then that many bytes."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     return await reader.readexactly(size)
 
@@ -241,7 +241,7 @@ class Teller:
             while True:
                 data = await read_frame(reader)
                 answer = self._waiting.popleft()
-                if not answer.done():  # it is, when nobody waits for it any more
+                if not answer.done():  # done: its caller no longer waits
                     answer.set_result(data)
 
     async def aclose(self) -> None:

@@ -85,11 +85,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     recurring: int = 0
     """Planned runs of schedules."""
     missing: int = 0
-    """Of these, how many never ran."""
+    """Planned runs that never ran."""
     doubled: int = 0
-    """Of these, how many ran more than once; the rule `repeated` finds those that had no fault to excuse it."""
+    """Planned runs that ran more than once; the rule `repeated` finds those without a fault to excuse them."""
     records: int = 0
-    """Of runs in the history, compared with what the recorder saw."""
+    """Runs in the history, compared with what the recorder saw."""
     untold: int = 0
     """Attempts that the recorder saw and the history lacks."""
     told_twice: int = 0
@@ -97,7 +97,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lost_runs: int = 0
     """Records of attempts whose node or worker died."""
     lost_unseen: int = 0
-    """Of these, how many died before the recorder saw the attempt."""
+    """Runs that died before the recorder saw the attempt."""
     unsure: int
     """Puts, moves and replaces whose answer was lost."""
     deliveries: int
@@ -173,7 +173,7 @@ _PATIENT: Final = LinkOptions(connect_timeout_s=2.0, timeout_s=8.0)
 
 
 class Run:
-    """Everything that lives while a run goes on."""
+    """Everything that lives during a run."""
 
     def __init__(
         self, profile: Profile, seed: int, folder: Path, seconds: float | None = None, bugs: tuple[str, ...] = ()
@@ -294,14 +294,14 @@ class Run:
                 await asyncio.sleep(max(0.0, start + planned.at_s - time.monotonic()))
                 strikes.append(group.create_task(faults.strike(planned)))
             await asyncio.sleep(max(0.0, start + self.seconds - time.monotonic()))
-            # Some wait for traffic to fall into their trap: the load goes on until the last one has struck.
+            # Some wait for traffic to fall into their trap: the load continues until the last one has struck.
             while not all(strike.done() for strike in strikes):
                 for load in self.loads:
                     load.ends_us = max(load.ends_us, now_us() + 1_000_000)
                 await asyncio.sleep(_TRAP_POLL_S)
 
     async def _heal(self, fleet: Fleet, roads: list[Road]) -> None:
-        """Nothing is broken from here on; then everything that was put comes due."""
+        """From here on nothing is broken; then everything that was put comes due."""
         for road in (*roads, *(member.road for one in self._fleets(fleet) for member in one.live)):
             road.weather.clear()
         await self._ready(fleet)
@@ -339,7 +339,7 @@ class Run:
         return f"the servers hold {', '.join(f'{count} {state}' for state, count in held.items())}: {ids[:_SHOWN]}"
 
     def _owed(self) -> list[str]:
-        """What must still be delivered: all that was promised through what happened."""
+        """Return what must still be delivered: everything that was promised in spite of the faults."""
         lossy = [one for one in self.journal.events if isinstance(one, FaultEvent) and one.loses]
         owed = [load.open for load in self.loads]
         if self.recurring is not None:

@@ -14,7 +14,7 @@ _REPLICATED: Final = {"repl-diskless-sync-delay": "0"}
 
 
 class Stage(Protocol):
-    """What every set of servers can do."""
+    """A set of servers."""
 
     namespace: str
 
@@ -29,7 +29,7 @@ class Stage(Protocol):
 
     @property
     def servers(self) -> list[Server]:
-        """Those that clients may talk to now."""
+        """The servers that clients may use now."""
         ...
 
     async def aclose(self) -> None: ...
@@ -105,7 +105,7 @@ class Pair(_Base):
         self.link_weather = Weather()
         self._link: Proxy | None = None
         self._clear: Proxy | None = None
-        """A way to whoever is primary that no fault ever strikes."""
+        """A connection to the present primary that no fault ever hits."""
 
     async def open(self) -> None:
         """The replica follows through a proxy of its own, so that it can be left behind."""

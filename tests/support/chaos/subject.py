@@ -1,4 +1,4 @@
-"""What all processes under test share: planted bugs, the word that they have started, the end with their input."""
+"""Shared by all processes under test: planted bugs, the report that they have started, the end with their input."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ async def _orders(obey: Callable[[str], None]) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         obey(line.decode())
-    os._exit(70)  # whoever started us is gone
+    os._exit(70)  # the parent is gone
 
 
 def _say_started() -> None:

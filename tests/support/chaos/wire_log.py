@@ -1,4 +1,4 @@
-"""What owners wrote, as the servers answered it: read off the wire, also where the reply never reached the node."""
+"""Writes of owners as the servers answered them: read off the wire, even if the reply never reached the node."""
 
 from collections import deque
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class Write(NamedTuple):
     what: str
     seq: int
     settled: int
-    """Deliveries that were under way and are not any more: finished, or waiting for their retry."""
+    """Deliveries that are no longer under way: finished, or waiting for their retry."""
 
 
 class Claim(NamedTuple):
-    """What a call would write, if the server agrees."""
+    """The writes of a call, if the server agrees."""
 
     key: bytes
     token: str
@@ -69,7 +69,7 @@ class Witness:
         return Call(name, _claims(name, command[3 : 3 + count], command[3 + count :]))
 
     def answered(self, call: Call, reply: Any) -> None:
-        """The server's answer to it: what took effect is told on."""
+        """Report the writes of a call that took effect, by the server's answer."""
         if not isinstance(reply, list):
             return  # an error: nothing was written
         at_us, statuses = reply[0], reply[1:]

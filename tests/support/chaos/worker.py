@@ -29,7 +29,7 @@ _LONG_SHARE: Final = 0.05
 
 
 class Handler:
-    """What the worker runs."""
+    """The handlers of the worker."""
 
     def __init__(self, worker: str, teller: Teller) -> None:
         self._worker, self._teller = worker, teller

@@ -40,7 +40,7 @@ def planted(name: str) -> Iterator[Mutation]:
 
 
 def plant(name: str) -> None:
-    """From now on this bug is in the code of this process. Who knows scripts by their hash has to plant it too."""
+    """Put this bug into the code of this process, for good. A store that knows scripts by their hash needs it too."""
     if name not in MUTATIONS:
         raise LookupError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(MUTATIONS))}")
     for change in MUTATIONS[name].changes:

@@ -13,7 +13,7 @@ from .world import RETRY_MS, World, on_the_way
 
 
 async def failures(world: World) -> None:
-    """One task fails once, another for good."""
+    """One task fails once, another one always."""
     node, caller = await world.node("a"), world.caller
     node.answers(Dead("never"), Retry("busy"))
     await caller.put(world.at(1_000), id="dies")
@@ -140,7 +140,7 @@ async def slice_is_read_again_with_a_failure_unwritten(world: World) -> None:
     await node.read()
     await world.fall_back(replica)
     world.failed("a failover lost a put", loses=True)
-    await caller.put(world.at(3_000))  # so many were accepted as before: the counters show nothing
+    await caller.put(world.at(3_000))  # as many were accepted as before: the counters show nothing
     world.go_to(2_000)
     with bad_road(node.store) as road:
         road.next("never sent", only=calls("commit"))
@@ -186,7 +186,7 @@ async def late_copy_of_a_tick(world: World) -> None:
 
 
 async def failover_loses_a_commit(world: World) -> None:
-    """A replica that lacks the last commit takes over; the owner goes on as if nothing had happened."""
+    """A replica that lacks the last commit takes over; the owner continues as if nothing had happened."""
     node, caller = await world.node("a"), world.caller
     node.answers(Retry("busy"))
     await caller.put(world.at(1_000))
@@ -207,7 +207,7 @@ async def failover_loses_a_commit(world: World) -> None:
 
 
 async def failover_loses_a_put(world: World) -> None:
-    """A row that the owner has read is gone, and another one stands in its place."""
+    """A row that the owner has read is gone, and another one has its place."""
     node, caller = await world.node("a"), world.caller
     await caller.put(world.at(1_000))
     replica = await world.keep()
@@ -226,7 +226,7 @@ async def failover_loses_a_put(world: World) -> None:
 
 
 async def failover_nobody_hears_of(world: World) -> None:
-    """What a failover lost and what came since are equally many: the counters look as if nothing had happened."""
+    """As many tasks were lost in a failover as were put since: the counters look as if nothing had happened."""
     node, caller = await world.node("a"), world.caller
     await caller.put(world.at(1_000))
     await node.until(world, 1_000)

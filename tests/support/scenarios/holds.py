@@ -10,7 +10,7 @@ from .world import RETRY_MS, NodeByHand, World, on_the_way
 
 LANE: Final = "lane"
 MANY: Final = FEW_BEHIND + 8
-"""So many behind a failed head are moved into its lane's hold slice."""
+"""Enough tasks behind a failed head to be moved into the hold slice of its lane."""
 
 
 async def _fill(world: World, node: NodeByHand) -> list[str]:
@@ -69,7 +69,7 @@ async def cancel_while_tasks_are_moved(world: World) -> None:
 
 
 async def cancel_by_the_place_a_task_was_moved_from(world: World) -> None:
-    """Who has put a task knows only where it stood then."""
+    """The caller that put a task knows only its first place."""
     node = await world.node("a")
     tasks = await _fill(world, node)
     await node.until(world, 1_000, 2_000)
@@ -106,7 +106,7 @@ async def node_dies_after_a_move(world: World) -> None:
 
 
 async def node_dies_while_tasks_are_held(world: World) -> None:
-    """Tasks wait aside when their owner dies, and the next one goes on with them."""
+    """Tasks wait aside when their owner dies, and the next one continues with them."""
     first = await world.node("a")
     await _fill(world, first)
     await first.until(world, 1_000, 2_000)

@@ -14,7 +14,7 @@ NAMES: Final = ("one", "two", "three", "four", "five", "six")
 
 
 async def stalled_owner_begins(world: World) -> None:
-    """A node stops for longer than its lease, another one takes over; the first wakes up and goes on from memory."""
+    """A node stops for longer than its lease, another one takes over; the first wakes up and continues from memory."""
     first, second, caller = await world.node("a"), await world.node("b"), world.caller
     await caller.put(world.at(2_000))
     await first.read()
@@ -66,7 +66,7 @@ async def tick_of_which_one_partition_is_fenced(world: World) -> None:
 
 
 async def stalled_owner_after_a_release(world: World) -> None:
-    """The node that took over has stopped cleanly when the stalled one wakes up: nobody owns the partition."""
+    """The node that took over has stopped cleanly when the stalled one wakes up: the partition has no owner."""
     first, second, caller = await world.node("a"), await world.node("b"), world.caller
     await caller.put(world.at(2_000))
     await first.read()
@@ -140,7 +140,7 @@ async def twin_owners(world: World) -> None:
 
 
 async def crash_in_a_delivery(world: World) -> None:
-    """A node dies while it delivers: whether the target has the task, nobody knows."""
+    """A node dies while it delivers: it is unknown whether the target has the task."""
     first, caller = await world.node("a"), world.caller
     await caller.put(world.at(500))
     await first.until(world, 500)
@@ -156,7 +156,7 @@ async def crash_in_a_delivery(world: World) -> None:
 
 
 async def clean_hand_over(world: World) -> None:
-    """One node stops cleanly, another one goes on: nothing has failed, so nothing may be repeated."""
+    """One node stops cleanly, another one continues: nothing has failed, so nothing may be repeated."""
     first, caller = await world.node("a"), world.caller
     for after_ms in (1_000, 1_500):
         await caller.put(world.at(after_ms))

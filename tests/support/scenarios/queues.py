@@ -17,7 +17,7 @@ LANE: Final = "lane"
 
 
 class WorkerByHand:
-    """A worker that takes and ends when it is told to; what it begins and ends is part of the history."""
+    """A worker that takes and ends on request; its begins and ends are part of the history."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -27,7 +27,7 @@ class WorkerByHand:
         return self._begun(await job_queue.take(self._world.store, self.name, {0: {"work": 10}}))
 
     async def reclaim(self) -> list[Job]:
-        """What others have taken, as if their leases were over: they count on the server's own clock."""
+        """Take over jobs of others as if their leases had expired: leases count on the server's own clock."""
         return self._begun(await job_queue.reclaim(self._world.store, self.name, {0: {"work": 10}}, lease_ms=0))
 
     async def end(self, jobs: list[Job], outcome: Done | Retry = DONE) -> list[job_queue.FinishAnswer]:
@@ -52,7 +52,7 @@ class WorkerByHand:
 
 
 async def stalled_worker_ends_its_run(world: World) -> None:
-    """A worker stands still for longer than its lease; another one has run its task by the time it wakes up."""
+    """A worker is suspended for longer than its lease; another one has run its task by the time it wakes up."""
     node, caller = await world.node("a", workers=True), world.caller
     first, second = WorkerByHand(world, "w1"), WorkerByHand(world, "w2")
     await caller.put(world.at(1_000), target=TARGET)
@@ -81,7 +81,7 @@ async def run_of_a_dead_worker(world: World) -> None:
 
 
 async def lane_at_a_worker_at_a_takeover(world: World) -> None:
-    """The owner dies while a worker runs the head of a lane, which goes on undisturbed."""
+    """The owner dies while a worker runs the head of a lane, which continues undisturbed."""
     first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
     await caller.put(world.at(1_000), lane=LANE, target=TARGET)
     await caller.put(world.at(2_000), lane=LANE, target=TARGET)

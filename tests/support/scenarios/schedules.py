@@ -39,7 +39,7 @@ async def schedule_runs_and_ends(world: World) -> None:
 
 
 async def node_dies_between_begin_and_commit_of_a_run(world: World) -> None:
-    """What was begun goes out again, and the chain goes on from there: no planned time is lost, none is doubled."""
+    """Runs that had begun go out again, and the chain continues: no planned time is lost, none is doubled."""
     first = await world.node("a")
     await _add(world, 1_000, 2_000, 3_000)
     await first.read()
@@ -118,7 +118,7 @@ async def edit_while_a_run_begins(world: World) -> None:
 
 
 async def run_that_is_skipped(world: World) -> None:
-    """The run before is not over: the next one is left out, and the chain goes on."""
+    """The previous run is not over: the next one is left out, and the chain continues."""
     node = await world.node("a")
     await world.caller.client.schedules.add(NAME, every="1s", target="log:", grace="1h", end=world.at(3_000))
     _expect(world, 1_000, 3_000)

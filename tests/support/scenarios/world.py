@@ -143,7 +143,7 @@ class World:
         self.history.healed(self.now_us(), 2 * LEASE_S * 1_000_000)
 
     async def settle(self, node: "NodeByHand") -> None:
-        """All is well again; this node has time to do whatever is left."""
+        """No more faults; this node has time to finish everything."""
         self.healed()
         for _ in range(4):
             self.clock.advance(seconds=LEASE_S + 1)
@@ -155,7 +155,7 @@ class World:
 
 
 class NodeByHand:
-    """A node whose roles take their steps when they are told to."""
+    """A node whose roles take their steps on request."""
 
     def __init__(self, ticker: Ticker) -> None:
         self.ticker = ticker
@@ -163,7 +163,7 @@ class NodeByHand:
         self.store = ticker.store
 
     def answers(self, *outcomes: Outcome | None) -> None:
-        """What the target says to the next deliveries, one after the other; after them, and for None, "done"."""
+        """Answers of the target to the next deliveries, in order; afterwards, and for None, "done"."""
         left = list(outcomes)
         self.ticker.answer("log", lambda _: left.pop(0) if left else None)
 

@@ -1,4 +1,4 @@
--- A worker says that it lives, and forgets some of those that do not.
+-- Heartbeat of a worker: renew its lease, and remove some workers whose lease has expired.
 --
 -- KEYS  workers, workers:t
 -- ARGV  key of the worker, lease in ms, record

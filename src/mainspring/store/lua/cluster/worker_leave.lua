@@ -1,4 +1,4 @@
--- A worker has stopped: no one has to wait for its lease to end.
+-- Remove a worker that has stopped, so that its lease need not run out.
 --
 -- KEYS  workers, workers:t
 -- ARGV  key of the worker

@@ -1,11 +1,11 @@
--- Write what the history keeps of a call's runs, in the step that ends them. The last KEYS of the call are
+-- Write the records of a call's runs to the history, in the step that ends the runs. The last KEYS of the call are
 --   runs:n, runs, runs:failed, runs:details, runs:ring, rollups of the minute, rollups of the hour
 -- and one of its ARGV is a msgpack list:
 --   budgets of runs, runs:failed, runs:details; details older than this are dropped, in ms; most subjects of a rollup;
 --   times to live of the rollups in ms; entries: {1 if failed, bytes, runs}; details: {entry, number in it, bytes};
 --   rings: {schedule, entry, number ...}; counts: {subject, {counter = count} ...}
--- `runs:n` has the last id, the bytes of each stream and of the rings, until when each has lost entries, and what was
--- written and dropped. History never stops the step: what fails is dropped, and counted.
+-- `runs:n` has the last id, the bytes of each stream and of the rings, until when each has lost entries, and how many
+-- runs were written and dropped. The history never stops the step: runs that cannot be written are counted as dropped.
 local RING_BYTES, RING_FIELD, MOST_TRIMMED = 450, 100, 1000
 
 -- Memory of an entry of this length, as measured with jemalloc: entries share nodes of 4 KiB if they can, and the size of
@@ -44,7 +44,8 @@ local function append(state, name, key, id, bytes, budget)
   return true
 end
 
--- A ring has the last 50 runs of a schedule: 6 bytes of time and 2 of the entry's id, 1 of the number in the entry.
+-- A ring has the last 50 runs of a schedule, each as 6 bytes of time, 2 of the entry's id, and 1 of its number in the
+-- entry.
 local function add_to_rings(state, key, budget, rings, prefixes)
   if #rings == 0 then return end
   local names, written = {}, {}
@@ -64,7 +65,7 @@ local function add_to_rings(state, key, budget, rings, prefixes)
     end
   end
   if #written > 0 then redis.call('HSET', key, unpack(written)) end
-  -- One look at a random ring per call keeps their number in step with what is kept.
+  -- Checking one random ring per call removes rings whose runs are gone, in step with the trimming.
   local name = redis.call('HRANDFIELD', key)
   local refs = name and redis.call('HGET', key, name)
   if refs and #refs >= 9 then
@@ -126,7 +127,7 @@ local function write(now, keys, packed)
     end
   end
   if #packed[9] > 0 then
-    -- The whole stream expires where nothing was added for so long.
+    -- The whole stream expires if nothing was added for that long.
     if state.details > 0 and redis.call('EXISTS', details) == 0 then state.details = 0 end
     for _, one in ipairs(packed[9]) do
       local id = ids[one[1]]

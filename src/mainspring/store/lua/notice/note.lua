@@ -3,7 +3,8 @@
 -- KEYS  hash
 -- ARGV  per field: field, its value as it was read ('' = none), its new value ('' = remove)
 -- returns how often the hash was changed, or 0 if a field differs
--- keeps: what was decided from one state of a field is never written over another. Field '' counts the changes.
+-- keeps: a value that was decided from one state of a field never overwrites another state. Field '' counts the
+--   changes.
 local hash = KEYS[1]
 for i = 1, #ARGV - 2, 3 do
   if (redis.call('HGET', hash, ARGV[i]) or '') ~= ARGV[i + 1] then return 0 end
