@@ -94,7 +94,13 @@ async def test_a_query_of_a_webhook_is_not_shown(written: Api) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["?outcome=late", "?limit=0", "?cursor=x", "?ended_after=2021-01-01T00:00:00Z&ended_before=2020-01-01T00:00:00Z"],
+    [
+        "?outcome=late",
+        "?limit=0",
+        "?cursor=x",
+        "?lane=shop",
+        "?ended_after=2021-01-01T00:00:00Z&ended_before=2020-01-01T00:00:00Z",
+    ],
 )
 async def test_a_wrong_filter_is_refused(api: Api, query: str) -> None:
     answer = await api.get(f"/v1/runs{query}")

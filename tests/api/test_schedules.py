@@ -524,3 +524,27 @@ async def test_queues_are_paged_and_few_of_their_names_are_compared(api: Api, mo
 
 async def _has_queues(api: Api, count: int) -> bool:
     return len(await api.client.queues()) == count
+
+
+async def test_pages_of_queued_tasks_are_bounded_by_number_and_bytes(api: Api) -> None:
+    """The server returns a hash of up to 512 tasks whole, whatever number is asked for."""
+    names = [f"big-{n}" for n in range(300)]
+    await api.client.put_many([Task("queue:big/run", "x" * 60_000, id=name) for name in names])
+    await until_async(lambda: _has_ready(api, len(names)))
+    for limit in (1000, 7):
+        shown: list[str] = []
+        page: dict[str, Any] = {"next": ""}
+        while page["next"] is not None:
+            cursor = f"&cursor={page['next']}" if page["next"] else ""
+            answer = await api.get(f"/v1/tasks?state=queued&limit={limit}{cursor}")
+            page = answer.json
+            assert len(page["tasks"]) <= limit
+            assert len(answer.body) < 9 << 20, "4 MiB, and what was read together with the last task"
+            shown += [one["id"] for one in page["tasks"]]
+        assert sorted(shown) == sorted(names)
+    for wrong in ("q0.0.", "q0.0.a", "q0.0.xx", "q0.0.ab.cd"):
+        assert (await api.get(f"/v1/tasks?state=queued&cursor={wrong}")).problem == "invalid", wrong
+
+
+async def _has_ready(api: Api, count: int) -> bool:
+    return sum(one.ready for one in await api.client.queues()) == count

@@ -528,12 +528,17 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+CIPHERS: Final = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""Python's default ciphers of TLS 1.2. Debian's Python has those of OpenSSL instead, some without forward secrecy."""
+
+
 def _tls_context(config: Config) -> ssl.SSLContext | None:
     """Return the TLS context, with Python's default versions and ciphers; None without a certificate."""
     if config.api_tls_cert is None:
         return None
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_ciphers(CIPHERS)
         context.load_cert_chain(config.api_tls_cert, config.api_tls_key, no_passphrase)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"api_tls_cert and api_tls_key: cannot be used: {error}") from None

@@ -403,8 +403,7 @@ class ListOperations:
 
         - `due_after`, `due_before`: the range of due times, the first included; datetimes, ISO 8601 text or epoch
           milliseconds.
-        - `state`: "pending", "fired", "queued" or "running". Queued and running tasks are in no order, and a page of
-          them may hold some more.
+        - `state`: "pending", "fired", "queued" or "running". Queued and running tasks are in no order.
         - `target`, and each of `allowed`, of which one must fit: a whole target, or its beginning and `*`. `lane`: its
           name.
         - `limit`: 1 to 1000.

@@ -111,6 +111,8 @@ class RunOperations:
             from_ms=0 if ended_after is None else instant_ms(ended_after, field="ended_after"),
             to_ms=RunFilter().to_ms if ended_before is None else instant_ms(ended_before, field="ended_before"),
         )
+        if lane is not None and id is None:
+            raise InvalidInput("lane: name the id of the task too; a lane alone chooses no runs")
         if not 0 <= where.from_ms < where.to_ms:
             raise InvalidInput("the range is empty: ended_before must be later than ended_after")
         if id is None:

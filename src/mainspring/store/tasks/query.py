@@ -236,9 +236,12 @@ async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int
     return counts
 
 
-_PLACE: Final = re.compile(r"q(\d{1,4})\.(\d{1,20})")
-QueuePlace = tuple[int, int]
-"""A partition, and the cursor of the scan of its hash."""
+_PLACE: Final = re.compile(r"q(\d{1,4})\.(\d{1,20})(?:\.((?:[0-9a-f]{2}){1,64}))?")
+QueuePlace = tuple[int, int, bytes]
+"""A partition, the cursor of the scan of its hash, and the last task shown of that step (empty: none).
+
+A step of a small hash returns the whole hash, which may be far more than a page. Its rows are sorted: if the hash has
+changed when the step is repeated, rows may be shown again, but those shown before are the only ones passed over."""
 
 
 def parse_queue_place(text: str) -> QueuePlace:
@@ -246,12 +249,15 @@ def parse_queue_place(text: str) -> QueuePlace:
     match = _PLACE.fullmatch(text)
     if match is None or int(match[2]) >= 1 << 64:
         raise ValueError(text)
-    return int(match[1]), int(match[2])
+    return int(match[1]), int(match[2]), bytes.fromhex(match[3] or "")
+
+
+_QUEUED_AT_ONCE: Final = 64
 
 
 async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | None, limit: int) -> Page:
-    """Return at least `limit` tasks, or fewer large ones: a scanned step is returned whole."""
-    partition, cursor = after or (0, 0)
+    """Return `limit` tasks, or fewer large ones."""
+    partition, cursor, shown = after or (0, 0, b"")
     found: list[TaskInfo] = []
     searched = size = 0
     while partition < len(store.keys) and len(found) < limit and searched < SEARCHED_AT_MOST and size < PAGE_BYTES:
@@ -259,13 +265,19 @@ async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | N
         [[raw_cursor, rows]] = await store.run_one(
             keys.slot, [("HSCAN", keys.queued, cursor, "COUNT", min(limit, SCANNED))]
         )
-        places = {idh: Queued.parse(raw) for idh, raw in zip(rows[::2], rows[1::2], strict=True)}
-        wanted = {idh: place for idh, place in places.items() if where.in_state(running=place.worker is not None)}
-        for one, entry_bytes in await _read(store, partition, wanted):
-            size += entry_bytes
-            found += [one] if where.fits(one) else []
+        places = [(idh, Queued.parse(raw)) for idh, raw in zip(rows[::2], rows[1::2], strict=True) if idh > shown]
+        wanted = sorted(one for one in places if where.in_state(running=one[1].worker is not None))
         searched += len(places)
-        cursor = int(raw_cursor)
+        while wanted and len(found) < limit and size < PAGE_BYTES:
+            most = min(limit - len(found), _QUEUED_AT_ONCE)
+            some, wanted = wanted[:most], wanted[most:]
+            for one, entry_bytes in await _read(store, partition, dict(some)):
+                size += entry_bytes
+                found += [one] if where.fits(one) else []
+            shown = some[-1][0]
+        if wanted:
+            return Page(found, f"q{partition}.{cursor}.{shown.hex()}")
+        cursor, shown = int(raw_cursor), b""
         partition += not cursor
     return Page(found, f"q{partition}.{cursor}" if partition < len(store.keys) else None)
 
