@@ -514,8 +514,8 @@ class Partition:
             flight.live.land(1, [flight.index])
             self._note_dirty(flight.live, 0.0)
             self._lane_may_go_on(flight)
-        planned = any(live.has_schedules for live in begun.touched)
-        if planned and self.chains.begun(begun.flights, cancelled, left_alone):
+        has_schedules = any(live.has_schedules for live in begun.touched)
+        if has_schedules and self.chains.begun(begun.flights, cancelled, left_alone):
             self.needs_listing = True  # some of the next occurrences are near
         if not self.holds_lease:
             # Fired, but the lease ran out while we waited: the next owner delivers these.
