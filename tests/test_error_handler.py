@@ -260,6 +260,16 @@ async def test_a_death_is_logged_with_its_number_of_attempts(
     assert f"is dead after {spoken}: ValueError" in caplog.text
 
 
+@pytest.mark.parametrize("outcome", ["retry", "dead"])
+async def test_a_task_of_a_lane_is_named_with_it(caplog: pytest.LogCaptureFixture, outcome: str) -> None:
+    failures = Failures()
+    failures.report(run_failure(0, lane="user\n7", outcome=outcome))
+    await failures.aclose()
+    [record] = caplog.records
+    assert record.getMessage().startswith("task task-0 of lane user\\n7 to queue:mail/send")
+    assert record.__dict__["lane"] == "user\n7"
+
+
 async def test_text_from_outside_stays_on_its_log_line(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
     failures.report(run_failure(0, id="a\nb", error="said\r\n12:00 error \x1b[2J", exception=None))

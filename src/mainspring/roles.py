@@ -216,6 +216,10 @@ class FailureLog:
         id, target, why = escape(failure.id), escape(shown_target(failure.target)), self._why(failure)
         trace = self._trace(failure, receiver)
         about = {"task": failure.id, "target": shown_target(failure.target)}
+        if failure.lane is not None:
+            about["lane"] = failure.lane
+            if failure.outcome != "parked":
+                id = f"{id} of lane {escape(failure.lane)}"
         if failure.outcome == "dead":
             log.error(
                 "task %s to %s is dead after %d attempt%s: %s", id, target, failure.attempts,

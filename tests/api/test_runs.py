@@ -107,6 +107,14 @@ async def test_a_wrong_filter_is_refused(api: Api, query: str) -> None:
     assert answer.problem == "invalid"
 
 
+@pytest.mark.parametrize("path", ["runs?ended_after=", "runs?ended_before=", "stats?start=", "stats?end="])
+async def test_instants_in_another_unit_are_refused(api: Api, path: str) -> None:
+    for instant, unit in (("1893488400", "seconds"), ("1893488400.5", "seconds"), ("1893488400000000", "microseconds")):
+        answer = await api.get(f"/v1/{path}{instant}")
+        assert answer.problem == "invalid"
+        assert f"looks like {unit}; give milliseconds" in answer.json["detail"]
+
+
 async def test_one_run_is_shown_with_its_details(written: Api) -> None:
     [run] = (await written.get("/v1/runs?outcome=dead")).json["runs"]
     shown = (await written.get(f"/v1/runs/{run['id']}")).json

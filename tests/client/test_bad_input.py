@@ -151,6 +151,10 @@ async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, sto
         (lambda client: client.count(due_before=1_893_488_400), "due_before is 1893488400, which looks like seconds"),
         (lambda client: client.dead.list(died_after=1_893_488_400), "died_after is .* looks like seconds"),
         (lambda client: client.dead.replay("a", at=1_893_488_400), SECONDS),
+        (lambda client: client.runs(ended_after=1_893_488_400), "ended_after is .* looks like seconds"),
+        (lambda client: client.runs(ended_before=1_893_488_400_000_000), "ended_before is .* looks like microseconds"),
+        (lambda client: client.run_stats(start=1_893_488_400), "start is .* looks like seconds"),
+        (lambda client: client.run_stats(end="1893488400000000"), "end is .* looks like microseconds"),
         (lambda client: client.schedules.add("s", every="1d", target="log:", start=1_893_488_400), SECONDS),
         (lambda client: client.schedules.add("s", every="1d", target="log:", end=1_893_488_400), SECONDS),
         (lambda client: client.resume(queue=5), "queue is of type int"),
@@ -162,6 +166,20 @@ async def test_wrong_types_of_other_calls_are_refused_too(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         await call(client)
+
+
+@pytest.mark.parametrize("instant", [1_893_488_400, "1893488400", 1_893_488_400.5, 1_893_488_400_000_000])
+async def test_instants_in_another_unit_are_refused_for_a_schedule_that_exists(client: Client, instant: Any) -> None:
+    schedules = client.schedules
+    await schedules.add("s", every="1d", target="log:")
+    with pytest.raises(InvalidInput, match=r"until is .* looks like"):
+        await schedules.pause("s", until=instant)
+    with pytest.raises(InvalidInput, match=r"start is .* looks like"):
+        await schedules.backfill("s", start=instant, end="2030-01-01T00:00:00Z")
+    with pytest.raises(InvalidInput, match=r"end is .* looks like"):
+        await schedules.backfill("s", start="2020-01-01T00:00:00Z", end=instant)
+    with pytest.raises(InvalidInput, match=r"end is .* looks like"):
+        await schedules.edit("s", end=instant)
 
 
 @pytest.mark.parametrize(

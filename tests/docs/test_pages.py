@@ -415,6 +415,21 @@ def test_the_security_page_says_what_is_open_and_how_to_isolate_it() -> None:
     assert "network of their own" in section(text, "Network")
 
 
+_BOUNDS = re.compile(
+    r"max_|_(bytes|max|lines|errors|rate|depth|entries|window|timeout|tasks|connections|keep|ttl|allow|hosts)$"
+)
+_OF_THE_PROCESS = {"look_ahead_bytes", "shutdown_timeout", "catch_up_rate"}
+"""Settings that bound what a process does; no client runs into them."""
+
+
+def test_the_list_of_limits_has_every_setting_that_a_client_can_run_into() -> None:
+    lines = section(page("docs/security.md"), "Limits that a client can run into").splitlines()
+    settings = [line.split("|")[2] for line in lines if line.count("|") == 5]
+    named = {name for one in settings for name in re.findall(r"`(\w+)`(?! of a)", one)}
+    assert named <= SETTINGS.keys()
+    assert {name for name in SETTINGS if _BOUNDS.search(name)} - _OF_THE_PROCESS <= named
+
+
 @named(PAGES)
 def test_no_page_names_a_path_of_an_authors_machine(page: Path) -> None:
     assert not re.search(r"/(?:root|tmp|work|Users)/", text_of(page))

@@ -150,11 +150,10 @@ async def test_a_dead_letter_keeps_the_last_traceback_and_the_log_shows_it(
     assert "in charge" in dead_letter.traceback
     assert dead_letter.traceback.endswith("ValueError: card 3 refused")
     assert dead_letter.as_dict("main")["traceback"] == dead_letter.traceback
+    task = "task bad to queue:q/charge" if lane is None else f"task bad of lane {lane} to queue:q/charge"
     for attempt in (1, 2):
-        assert (
-            f"task bad to queue:q/charge: attempt {attempt} failed: ValueError: card {attempt} refused" in caplog.text
-        )
-    assert "task bad to queue:q/charge is dead after 3 attempts: ValueError: card 3 refused" in caplog.text
+        assert f"{task}: attempt {attempt} failed: ValueError: card {attempt} refused" in caplog.text
+    assert f"{task} is dead after 3 attempts: ValueError: card 3 refused" in caplog.text
     assert caplog.text.count("Traceback (most recent call last)") == 1
 
 

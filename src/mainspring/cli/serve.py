@@ -66,7 +66,7 @@ LogFormatOption = Annotated[
     str | None, typer.Option(help="human, json, or auto.", autocompletion=lambda: list(get_args(LogFormat)))
 ]
 
-ABOUT: Final = ("task", "target", "schedule")
+ABOUT: Final = ("task", "lane", "target", "schedule")
 """Given as `extra` of a line, these are fields of the JSON object."""
 
 
