@@ -54,7 +54,7 @@ def test_a_resent_copy_of_a_task_that_has_left_does_not_leave_again() -> None:
     live.absorb([row(0, 1, RESENT)])
     live.absorb([row(0, 1), row(0, 2), row(0, 1, RESENT)])
     assert taken(live) == []
-    assert len(live.row_filter.repeats) == 1
+    assert len(live.repeats) == 1
 
 
 def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
@@ -64,7 +64,7 @@ def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
     assert taken(live) == [0]
     live.absorb([row(0, 1)])
     assert taken(live) == []
-    assert len(live.row_filter.repeats) == 1
+    assert len(live.repeats) == 1
 
 
 def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
@@ -75,7 +75,7 @@ def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
     live.settle_many([0])
     live.absorb([row(100, 1, INDEXED)])
     assert taken(live) == [1]
-    assert not live.row_filter.repeats
+    assert not live.repeats
 
 
 def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
@@ -93,7 +93,7 @@ def test_repeats_are_counted_once_although_the_list_is_read_again() -> None:
     live.absorb(rows)
     live.restart()
     live.absorb(rows)
-    assert len(live.row_filter.repeats) == 1
+    assert len(live.repeats) == 1
     assert taken(live) == [0, 2]
 
 

@@ -84,14 +84,11 @@ class Deliveries:
         keeper: Keeper,
         flow: Flow,
         pauses: PauseWatch,
-        *,
-        commands: Mapping[str, str],
     ) -> None:
         self._owned = owned
         self._sinks = sinks
         self._flow = flow
         self._pauses = pauses
-        self._commands = commands
         self._outcomes = outcomes
         self._clock = clock
         self._loops = loops
@@ -176,7 +173,7 @@ class Deliveries:
 
     def _hand_off(self, batch: SinkBatch) -> None:
         try:
-            queue = queue_of(batch.target, self._commands)
+            queue = queue_of(batch.target, self._flow.commands)
         except InvalidInput as error:
             self.in_flight += len(batch.flights)
             self._settle(batch, [Dead(str(error))] * len(batch.flights))

@@ -104,7 +104,7 @@ class DueSelector:
     def _decoded(self, live: LiveSlice, due: Due) -> tuple[list[Flight], str | None]:
         """Return the flights of these rows, and their target if all have the same and none expires."""
         rows = cast("list[bytes]", due.rows)
-        if not live.row_filter.damaged:
+        if not live.damaged:
             try:
                 written = without_headers(rows)
                 bodies, target = decode_many(written), target_of_all(written)
@@ -119,7 +119,7 @@ class DueSelector:
         for index in indexes:
             row = live.queue.rows[index] or b""
             try:
-                if index in live.row_filter.damaged:
+                if index in live.damaged:
                     raise msgspec.DecodeError("the header is damaged")
                 body = decode(row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:

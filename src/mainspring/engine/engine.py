@@ -120,7 +120,6 @@ class Engine:
             self.keeper,
             flow,
             self.pauses,
-            commands=options.command_queues,
         )
         self.permits = Permits(store, flow, node=options.node, lease_s=options.lease_s)
         self.dispatcher = Dispatcher(store, self.owned, self.deliveries, flow, self.keeper, self.lookahead, self.loops)

@@ -122,7 +122,8 @@ class FlowLimit:
 
     def take(self, count: int, now_ms: int) -> None:
         """Count tasks that leave."""
-        self.reserved += count
+        if self.key != CATCH_UP:  # nobody says which of the tasks that began were overdue
+            self.reserved += count
         if self.breaker is not None:
             self.breaker.took(count, now_ms)
         if self.limit.rate is not None:
@@ -264,9 +265,10 @@ class Flow:
         for receiver in options.limits:
             self._look_at(self.of(receiver))
         self.catch_up: FlowLimit | None = None
-        """Limit under which overdue tasks wait."""
+        """Limit under which overdue tasks wait, whatever their receivers: every head of a lane has to ask."""
         if options.catch_up is not None:
             self.catch_up = FlowLimit(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
+            self._look_at(self.catch_up)
 
     def of(self, receiver: str) -> FlowLimit:
         flow_limit = self._flow_limits.get(receiver)
@@ -311,7 +313,7 @@ class Flow:
     @property
     def bounded(self) -> list[FlowLimit]:
         """The limits that tasks must ask before they leave."""
-        return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
+        return list(self._bounded.values())
 
     def _bounded_of(self, target: str) -> FlowLimit | None:
         return self._bounded.get(receiver_of(target, self.commands)) if self._bounded else None
@@ -321,8 +323,7 @@ class Flow:
     @property
     def closed(self) -> bool:
         """True if any task is held. Checked for every batch; the questions below only if this is true."""
-        # Any lane may have an overdue head, so with a catch-up rate every head has to ask.
-        return bool(self.pauses or self._bounded or self.lacks_sinks or self.catch_up is not None)
+        return bool(self.pauses or self._bounded or self.lacks_sinks)
 
     @property
     def overdue_after_ms(self) -> float:
@@ -385,9 +386,7 @@ class Flow:
         return missing(self._sinks, key.removeprefix(_SINK)) or ""
 
     def _limit_of(self, key: str) -> FlowLimit | None:
-        if key == CATCH_UP:
-            return self.catch_up
-        return self._bounded.get(key.removeprefix(_LIMIT)) if key.startswith(_LIMIT) else None
+        return self._bounded.get(key.removeprefix(_LIMIT)) if is_gradual(key) else None
 
     def _room_of(self, flow_limit: FlowLimit, now_ms: int) -> int:
         room = flow_limit.room(now_ms, self.most)
@@ -416,8 +415,6 @@ class Flow:
         stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
         if any(flow_limit.refused for flow_limit in stayed):
             self.wake()
-        if self.catch_up is not None:
-            self.catch_up.tickets = 0
 
     def free(self, in_flight: int) -> int:
         """Return how many tasks may begin now, for all receivers together.
@@ -487,8 +484,7 @@ class Flow:
             if flow_limit.refused and flow_limit.room(now_ms, self.most) > 0:
                 flow_limit.refused = False
                 self.wake()
-            if flow_limit is not self.catch_up:
-                self._look_at(flow_limit)
+            self._look_at(flow_limit)
 
 
 IDLE_S: Final = 1.0

@@ -483,7 +483,7 @@ class LookAhead:
                 partition.forget(live)
             else:
                 self._take_in(partition, live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
+        with_stubs = [live for live, _ in chunks if live.stubs]
         if with_stubs:
             failure = await self._judge_stubs(with_stubs) or failure
         self._loops.fire.wake()
@@ -494,7 +494,7 @@ class LookAhead:
 
     async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
         """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
-        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
+        ranges = [(min(live.stubs) >> 3, max(live.stubs) >> 3) for live in lives]
         wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
         failure = None
         for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):

@@ -697,9 +697,9 @@ class Partition:
         """Handle rows just read: record those that need no delivery, and when the next is due."""
         if live.bits.dirty:
             self._note_dirty(live, now_s)
-        for index in live.row_filter.repeats:
+        for index in live.repeats:
             self._outcomes.append(Settled(live, index, fired=False, repeats=True))
-        live.row_filter.repeats = []
+        live.repeats = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []

@@ -153,7 +153,7 @@ class Planner:
             more = await self._plan(partition.number, chains)
             if chains.undecided:
                 await self._decide(partition)
-            if chains.ended and steady_s() >= self._note_at:
+            if news:
                 more = await self._note_ends(partition.number, chains) or more
         except StoreError:
             chains.asks = True

@@ -293,79 +293,6 @@ def _indexes(keys: list[int]) -> list[int]:
     return [key & INDEX_MASK for key in keys]
 
 
-class RowFilter:
-    """Filters rows that were read: some have left already, or are cancelled, repeated, or damaged."""
-
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs")
-
-    def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
-        self._width_ms = width_ms
-        self._bits = bits
-        self._held = held
-        self.dedupe = False
-        """True if some put was sent twice: all copies of one task count as one."""
-        self.repeats: list[int] = []
-        """Rows that repeat a put, until the partition takes them: they are counted together with their done bits."""
-        self.damaged: set[int] = set()
-        """Rows with an impossible header. If there are any, each row of the slice is decoded separately."""
-        self.start_pass()
-
-    def start_pass(self) -> None:
-        self._first_of: dict[bytes, int] = {}
-        self.stubs: dict[int, bytes] = {}
-        """Rows of four bytes: cancelled if the server has marked them, otherwise damaged."""
-
-    def filter(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
-        """Return the keys of rows from `first` on that still have to fire. Drop the others, and mark those done that
-        need no delivery. An earlier window had all rows before `seen` with keys below `low`."""
-        some = [row or b"" for row in rows[first:]]
-        heads = offsets(row[:4].ljust(4, b"\0") for row in some)
-        keys = []
-        for i, row in enumerate(some, first):
-            whole = len(row) >= HEADER_BYTES
-            # Register every copy, also one that has left already.
-            repeated = self.dedupe and whole and self._is_repeat(row, i)
-            if i in self._held or self._bits.had_its_turn(i):
-                rows[i] = None
-            elif repeated:
-                self.repeats.append(i)
-                self._held.add(i)
-                rows[i] = None
-            elif len(row) == TOMBSTONE_BYTES:
-                self.stubs[i] = row
-                rows[i] = None
-            elif whole and row[4] & TOMBSTONE and is_tombstone(row):
-                self._bits.settle([i])
-                rows[i] = None
-            else:
-                # The due time of a damaged entry is unknown: send it to the dead letters at once.
-                damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self._width_ms or row[4] & TOMBSTONE != 0
-                if damaged:
-                    self.damaged.add(i)
-                key = i if damaged else (heads[i - first] << 32) | i
-                if i < seen and key < low:
-                    rows[i] = None  # left in an earlier window
-                else:
-                    keys.append(key)
-        return keys
-
-    def judge_stubs(self, first_byte: int, cancelled: bytes) -> list[tuple[int, bytes]]:
-        """Mark cancelled rows done by the server's bits, which start at this byte; return the other rows."""
-        marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
-        if marked:
-            self._bits.settle(marked)
-        damaged = [(i, row) for i, row in self.stubs.items() if not is_set(cancelled, first_byte, i)]
-        self.stubs = {}
-        self.damaged.update(i for i, _ in damaged)
-        return damaged
-
-    def _is_repeat(self, row: bytes, index: int) -> bool:
-        # Only plain puts are sent twice. A retry or a moved task has its original's id hash but is a separate task.
-        if row[4] & INDEXED:
-            return False
-        return self._first_of.setdefault(row[5:HEADER_BYTES], index) != index
-
-
 _FLAGS: Final = itemgetter(4)
 _PLAIN: Final = frozenset(
     indexed | lane | scheduled for indexed in (0, INDEXED) for lane in (0, LANE) for scheduled in (0, SCHEDULED)
@@ -377,10 +304,10 @@ class LiveSlice:
     """A slice in memory. Rows are kept only while they wait; a large slice is read in windows of its earliest rows."""
 
     __slots__ = (
-        "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
-        "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "needs_filter", "occurrences", "out",
-        "pace", "partition", "proven", "queue", "read_bytes", "read_rows", "row_filter", "seen", "slice",
-        "suspended", "tail", "tail_index", "unread",
+        "_first_of", "bits", "cursor", "damaged", "dedupe", "deferred", "finished", "forgotten", "from_ms", "g",
+        "g_text", "has_lanes", "has_schedules", "held", "high", "inherited", "kept", "keys", "low", "name", "namespace",
+        "needs_filter", "occurrences", "out", "pace", "partition", "proven", "queue", "read_bytes", "read_rows",
+        "repeats", "seen", "slice", "stubs", "suspended", "tail", "tail_index", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -415,26 +342,34 @@ class LiveSlice:
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
         self.bits = Bitmaps()
-        self.row_filter = RowFilter(place.width_ms, self.bits, self.held)
         self.needs_filter = False
         """True if some rows were fired before this pass over the list: filter each row."""
+        self.dedupe = False
+        """True if some put was sent twice: all copies of one task count as one."""
+        self.repeats: list[int] = []
+        """Rows that repeat a put, until the partition takes them: they are counted together with their done bits."""
+        self.damaged: set[int] = set()
+        """Rows with an impossible header. If there are any, each row of the slice is decoded separately."""
         self.tail, self.tail_index = b"", -1
         """The last row read: while the server still has it, all rows before it are those that were read."""
         self.proven = -1
         """The last row that the server has confirmed in a reply."""
         self.low, self.high = 0, END
+        """An earlier window had all rows before `seen` with keys below `low`. This one ends before the key `high`."""
         self._start_pass(0)
 
     def _start_pass(self, seen: int) -> None:
         self.kept = END
         self.seen = seen
         # A hold slice is read many times, a window at a time, and its finished rows are mostly at its start.
-        skips = self.slice.is_hold and not self.row_filter.dedupe
+        skips = self.slice.is_hold and not self.dedupe
         self.cursor = min(self.bits.done_from_start, self.tail_index + 1) if skips else 0
         self.deferred = 0
         self.queue = DueRows(self.cursor)
         """The rows read in this pass, and which of them wait."""
-        self.row_filter.start_pass()
+        self._first_of: dict[bytes, int] = {}
+        self.stubs: dict[int, bytes] = {}
+        """Rows of four bytes: cancelled if the server has marked them, otherwise damaged."""
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -459,14 +394,14 @@ class LiveSlice:
             flags = set(map(_FLAGS, rows))
         except IndexError:  # an entry shorter than its flags: cancelled, or damaged
             flags = {TOMBSTONE, *(row[4] for row in rows if len(row) > 4)}
-        if not self.row_filter.dedupe and any(flag & RESENT for flag in flags):
+        if not self.dedupe and any(flag & RESENT for flag in flags):
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
         if self.has_lanes:
             self.pace = None  # a lane's earlier task must not wait here while its later ones leave
         queue = self.queue
-        plain = bool(rows) and not self.needs_filter and not self.row_filter.dedupe and flags <= _PLAIN
+        plain = bool(rows) and not self.needs_filter and not self.dedupe and flags <= _PLAIN
         # An entry begins with its offset, so entries sort by offset.
         least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
         queue.rows += rows
@@ -476,7 +411,7 @@ class LiveSlice:
                 return len(rows)
             keys = queue.keys(range(first, self.cursor))
         else:
-            keys = self.row_filter.filter(queue.rows, first, self.seen, self.low)
+            keys = self._still_to_fire(first)
         if self.high != END:
             beyond = [key for key in keys if key >= self.high]
             self.deferred += len(beyond)
@@ -489,9 +424,56 @@ class LiveSlice:
         queue.add(keys)
         return self.waiting - waiting
 
+    def _still_to_fire(self, first: int) -> list[int]:
+        """Return the keys of rows from `first` on that still have to fire. Drop the others, and mark those done that
+        need no delivery."""
+        rows = self.queue.rows
+        some = [row or b"" for row in rows[first:]]
+        heads = offsets(row[:4].ljust(4, b"\0") for row in some)
+        keys = []
+        for i, row in enumerate(some, first):
+            whole = len(row) >= HEADER_BYTES
+            # Register every copy, also one that has left already.
+            repeated = self.dedupe and whole and self._is_repeat(row, i)
+            if i in self.held or self.bits.had_its_turn(i):
+                rows[i] = None
+            elif repeated:
+                self.repeats.append(i)
+                self.held.add(i)
+                rows[i] = None
+            elif len(row) == TOMBSTONE_BYTES:
+                self.stubs[i] = row
+                rows[i] = None
+            elif whole and row[4] & TOMBSTONE and is_tombstone(row):
+                self.bits.settle([i])
+                rows[i] = None
+            else:
+                # The due time of a damaged entry is unknown: send it to the dead letters at once.
+                damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self.slice.width_ms or row[4] & TOMBSTONE != 0
+                if damaged:
+                    self.damaged.add(i)
+                key = i if damaged else (heads[i - first] << 32) | i
+                if i < self.seen and key < self.low:
+                    rows[i] = None  # left in an earlier window
+                else:
+                    keys.append(key)
+        return keys
+
+    def _is_repeat(self, row: bytes, index: int) -> bool:
+        # Only plain puts are sent twice. A retry or a moved task has its original's id hash but is a separate task.
+        if row[4] & INDEXED:
+            return False
+        return self._first_of.setdefault(row[5:HEADER_BYTES], index) != index
+
     def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
-        """Send unmarked four-byte rows to the dead letters at once: they are damaged, not cancelled."""
-        self.step_back(self.row_filter.judge_stubs(first_byte, cancelled))
+        """Mark cancelled rows done by the server's bits, which start at this byte. Send the other four-byte rows to the
+        dead letters at once: they are damaged."""
+        if marked := [i for i in self.stubs if is_set(cancelled, first_byte, i)]:
+            self.bits.settle(marked)
+        damaged = [(i, row) for i, row in self.stubs.items() if not is_set(cancelled, first_byte, i)]
+        self.stubs = {}
+        self.damaged.update(i for i, _ in damaged)
+        self.step_back(damaged)
 
     def trim(self, keep: int) -> int:
         """Keep only the earliest rows; the others are read again in a later pass. Return how many were dropped."""
@@ -538,7 +520,7 @@ class LiveSlice:
 
     def restart(self, *, dedupe: bool = False) -> None:
         """Read the list again from its start; skip rows that this owner has fired."""
-        self.row_filter.dedupe = self.row_filter.dedupe or dedupe
+        self.dedupe = self.dedupe or dedupe
         self.low, self.high = 0, END
         self.needs_filter = True
         self._start_pass(0)

@@ -15,7 +15,7 @@ from mainspring.engine.flight import Flight, FlightGroup
 from mainspring.engine.lookahead import LookAhead
 from mainspring.engine.outcomes import Outcomes
 from mainspring.engine.partition import CommitCall, OwnerCall, Partition, Settled
-from mainspring.engine.slice import LiveSlice, RowFilter
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import DONE
 from mainspring.model.errors import StoreError
 from mainspring.model.run import Verdict
@@ -285,7 +285,7 @@ _READ: Final = (
     Mutation(
         "copies-not-recognised",
         "copies of one put count as tasks of their own",
-        (Patch(RowFilter, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
+        (Patch(LiveSlice, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
     ),
 )
 
