@@ -1,7 +1,5 @@
 """Notices on the server: boxes in which they wait, episodes between two runs, and beats that are watched."""
 
-import logging
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -18,13 +16,11 @@ from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
 from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
-from .runs import RunRef, read_run, unpack
+from .runs import EntryId, RecordedRuns, entry_id, read_run
 from .store import Store
 from .tasks.encode import Intake
 from .tasks.put import Widths
 from .tasks.put_ids import NamedPuts
-
-log = logging.getLogger("mainspring.notices")
 
 DIGEST_AFTER_MS: Final = 5_000
 """Wait between the first notice and its digest, so that what fails together is told together."""
@@ -43,8 +39,6 @@ FORGOTTEN_MS: Final = 7 * 86_400_000
 AT_ONCE: Final = 200
 
 
-EntryId = tuple[int, int]
-"""Where an entry lies in a stream: its ms and its number there."""
 EVERYWHERE: Final = -1
 """In place of a partition: any of them."""
 
@@ -77,27 +71,6 @@ class AskedRuns(NamedTuple):
     """Since when runs that did not fail matter too; None: they do not."""
 
 
-class RecordedRuns(NamedTuple):
-    """Some runs that were recorded together."""
-
-    at: EntryId
-    partition: int
-    failed: bool
-    data: bytes
-
-    def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
-        try:
-            records = _records.decode(unpack(self.data))
-        except (msgspec.MsgspecError, zlib.error) as error:
-            log.warning("runs of entry %d-%d cannot be read and are not told of: %s", *self.at, error)
-            return []
-        return [
-            (RunRef(*self.at, self.partition, position * 2 + self.failed).text, record)
-            for position, record in enumerate(records)
-        ]
-
-
 def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]:
     """Yield runs with their ids. What was recorded together was not recorded in the order in which it ended."""
     for _, some in groupby(entries, key=lambda one: one.at[0]):
@@ -111,26 +84,16 @@ def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) ->
     Leave a millisecond out that is not over, or not read whole: in which order its runs ended is known only when all
     are there, and whoever reads them again after a crash must see the same order.
     """
-    found = [
-        [RecordedRuns(entry_id(row[0]), partition, number == 0, row[1][1]) for row in rows]
-        for number, rows in enumerate(streams)
-    ]
+    found = [[RecordedRuns.of(partition, number == 0, row) for row in rows] for number, rows in enumerate(streams)]
     end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=(before_ms, 0))
     known = sorted(one for entries in found for one in entries if one.at <= end and one.at[0] < before_ms)
     return [one for one in known if one.at[0] < end[0]] or known
-
-
-def entry_id(entry: bytes) -> EntryId:
-    """Read the id of an entry of a stream."""
-    ms, _, seq = entry.partition(b"-")
-    return int(ms), int(seq)
 
 
 SETTLED_MS: Final = 50
 """Age of runs that are followed: by then no others are recorded in the same millisecond, whatever the clocks say."""
 ENTRIES_AT_ONCE: Final = 16
 """Entries of a stream that are read at once; each has up to 64 runs."""
-_records: Final = msgspec.msgpack.Decoder(list[RunRecord])
 
 
 class Notices:
