@@ -44,9 +44,9 @@ from ..sinks.http import HttpSink
 from ..sinks.notify import Digest, missing_for, send
 from ..store.lanes import read_pauses
 from ..store.members import live_workers
-from ..store.notices import EVERYWHERE, AskedRuns, EntryId, Notes, Notices, RecordedRuns, entry_id, in_order
+from ..store.notices import EVERYWHERE, AskedRuns, Notes, Notices, in_order
 from ..store.queue_state import depths
-from ..store.runs import RunRef, is_run_id, read_forwarded, write_forwarded
+from ..store.runs import EntryId, RecordedRuns, RunRef, is_run_id, read_forwarded, write_forwarded
 from ..store.store import Store
 
 log = logging.getLogger("mainspring.notices")
@@ -389,7 +389,7 @@ class Forwarder:
         for number, partition in list(self._owned.items()):
             known = self._ends.get(number)
             if known is None or known[0] != partition.token:
-                end = entry_id(await read_forwarded(self._store, number))
+                end = await read_forwarded(self._store, number)
                 known = self._ends[number] = partition.token, end
             asked.append(AskedRuns(number, known[1], 0))
         more, failure = False, None
@@ -413,5 +413,5 @@ class Forwarder:
         ]
         await self._notices.put([Task(self._target, run.as_dict(), id=run.id) for run in runs])
         end = found[-1].at
-        await write_forwarded(self._store, number, b"%d-%d" % end)
+        await write_forwarded(self._store, number, end)
         self._ends[number] = token, end

@@ -1,7 +1,5 @@
 """Notices on the server: boxes in which notices wait, episodes between two runs, and watched beats."""
 
-import logging
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -18,13 +16,11 @@ from ..model.task import Handle, OnConflict, Task
 from .durability import SERVER
 from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
-from .runs import RunRef, read_run, unpack
+from .runs import EntryId, RecordedRuns, entry_id, read_run
 from .store import Store
 from .tasks.encode import Intake
 from .tasks.put import Widths
 from .tasks.put_ids import NamedPuts
-
-log = logging.getLogger("mainspring.notices")
 
 DIGEST_AFTER_MS: Final = 5_000
 """Quiet time after the last notice before a digest is sent, so that failures at the same time go into one message."""
@@ -45,8 +41,6 @@ FORGOTTEN_MS: Final = 7 * 86_400_000
 AT_ONCE: Final = 200
 
 
-EntryId = tuple[int, int]
-"""Id of an entry of a stream: its ms and its number within that millisecond."""
 EVERYWHERE: Final = -1
 """Stands for all partitions."""
 
@@ -79,27 +73,6 @@ class AskedRuns(NamedTuple):
     """Also read runs that did not fail, from this time on; None reads failures only."""
 
 
-class RecordedRuns(NamedTuple):
-    """Runs that were recorded in one entry."""
-
-    at: EntryId
-    partition: int
-    failed: bool
-    data: bytes
-
-    def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids; none if they cannot be read, for example after a downgrade."""
-        try:
-            records = _records.decode(unpack(self.data))
-        except (msgspec.MsgspecError, zlib.error) as error:
-            log.warning("runs of entry %d-%d cannot be read and cause no notices: %s", *self.at, error)
-            return []
-        return [
-            (RunRef(*self.at, self.partition, position * 2 + self.failed).text, record)
-            for position, record in enumerate(records)
-        ]
-
-
 def in_order(entries: Iterable[RecordedRuns]) -> Iterator[tuple[str, RunRecord]]:
     """Yield runs with their ids, ordered by their ends within a millisecond: they are not recorded in that order."""
     for _, some in groupby(entries, key=lambda one: one.at[0]):
@@ -113,19 +86,10 @@ def _merged(partition: int, streams: Sequence[Sequence[Any]], before_ms: int) ->
     Leave out a millisecond that is not over or not read completely: the order of its runs is known only when all are
     there, and a node that reads them again after a crash must see the same order.
     """
-    found = [
-        [RecordedRuns(entry_id(row[0]), partition, number == 0, row[1][1]) for row in rows]
-        for number, rows in enumerate(streams)
-    ]
+    found = [[RecordedRuns.of(partition, number == 0, row) for row in rows] for number, rows in enumerate(streams)]
     end = min((entries[-1].at for entries in found if len(entries) == ENTRIES_AT_ONCE), default=(before_ms, 0))
     known = sorted(one for entries in found for one in entries if one.at <= end and one.at[0] < before_ms)
     return [one for one in known if one.at[0] < end[0]] or known
-
-
-def entry_id(entry: bytes) -> EntryId:
-    """Read the id of an entry of a stream."""
-    ms, _, seq = entry.partition(b"-")
-    return int(ms), int(seq)
 
 
 SETTLED_MS: Final = 50
@@ -133,7 +97,6 @@ SETTLED_MS: Final = 50
 differ."""
 ENTRIES_AT_ONCE: Final = 16
 """Entries of a stream read at once; each has up to 64 runs."""
-_records: Final = msgspec.msgpack.Decoder(list[RunRecord])
 
 
 class Notices:

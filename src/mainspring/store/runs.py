@@ -251,22 +251,38 @@ _ENTRY_ID: Final = re.compile(r"\d{1,16}(-\d{1,16})?")
 _BEFORE_ALL: Final = RunRef(1 << 48, 0, 0, 0)
 
 
-class _Entry(NamedTuple):
-    """An entry of a stream; entries sort by when they were written."""
+EntryId = tuple[int, int]
+"""When an entry of a stream was written, in milliseconds, and its number among those of that time."""
 
-    ms: int
-    seq: int
+
+def entry_id(entry: bytes) -> EntryId:
+    ms, _, seq = entry.partition(b"-")
+    return int(ms), int(seq)
+
+
+class RecordedRuns(NamedTuple):
+    """Runs that were recorded together, an entry of a stream; entries sort by when they were written."""
+
+    at: EntryId
     partition: int
     failed: bool
     data: bytes
 
     @classmethod
-    def of(cls, partition: int, failed: bool, row: Sequence[Any]) -> "_Entry":
-        ms, _, seq = row[0].decode().partition("-")
-        return cls(int(ms), int(seq), partition, failed, row[1][1])
+    def of(cls, partition: int, failed: bool, row: Sequence[Any]) -> "RecordedRuns":
+        return cls(entry_id(row[0]), partition, failed, row[1][1])
 
     def ref(self, position: int) -> RunRef:
-        return RunRef(self.ms, self.seq, self.partition, position * 2 + self.failed)
+        return RunRef(*self.at, self.partition, position * 2 + self.failed)
+
+    def records(self) -> list[tuple[str, RunRecord]]:
+        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
+        try:
+            records = _records(unpack(self.data))
+        except (msgspec.MsgspecError, zlib.error) as error:
+            log.warning("runs of entry %d-%d cannot be read: %s", *self.at, error)
+            return []
+        return [(self.ref(position).text, record) for position, record in enumerate(records)]
 
 
 class _Stream:
@@ -280,14 +296,14 @@ class _Stream:
         is_read = (keys.number, 2) > (before.partition, before.number)
         self.end = f"({before.entry}" if is_read else before.entry
         self.from_ms = from_ms
-        self.entries: deque[_Entry] = deque()
+        self.entries: deque[RecordedRuns] = deque()
         self.read_whole = False
 
     def group(self, count: int) -> Group:
         return self.keys.slot, [("XREVRANGE", self.key, self.end, self.from_ms, "COUNT", count)]
 
     def take(self, rows: Sequence[Any], count: int) -> None:
-        self.entries.extend(_Entry.of(self.keys.number, self.failed, row) for row in rows)
+        self.entries.extend(RecordedRuns.of(self.keys.number, self.failed, row) for row in rows)
         self.read_whole = len(rows) < count
         if rows:
             self.end = "(" + rows[-1][0].decode()
@@ -417,12 +433,12 @@ async def _refill(store: Store, streams: Sequence[_Stream], heads: list[Any], co
     return looked
 
 
-def _latest_first(entry: _Entry) -> tuple[int, int, int]:
-    return -entry.ms, -entry.seq, -entry.partition
+def _latest_first(entry: RecordedRuns) -> tuple[int, int, int]:
+    return -entry.at[0], -entry.at[1], -entry.partition
 
 
 def _matching(
-    entry: _Entry, where: RunFilter, texts: Sequence[bytes], before: RunRef
+    entry: RecordedRuns, where: RunFilter, texts: Sequence[bytes], before: RunRef
 ) -> Iterable[tuple[RunRef, RunRecord]]:
     """Return the matching records of an entry, the last first."""
     raw = unpack(entry.data)
@@ -513,21 +529,21 @@ _A_LOOK: Final = 256
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
 
 
-async def read_forwarded(store: Store, partition: int) -> bytes:
+async def read_forwarded(store: Store, partition: int) -> EntryId:
     """Return the last entry of a partition that was forwarded to `history_target`. Log if runs were dropped before they
     were forwarded."""
     keys = store.keys.partitions[partition]
     [values] = await store.run_one(keys.slot, [("HMGET", keys.runs_n, "forwarded", "runs.gone", "failed.gone")])
-    cursor = bytes(values[0] or b"0-0")
+    end = entry_id(values[0] or b"0-0")
     gone_ms = max(int(values[1] or 0), int(values[2] or 0))
-    if int(cursor.partition(b"-")[0]) < gone_ms:
+    if end[0] < gone_ms:
         log.warning("partition %d: runs up to %d ms were dropped, and not all forwarded before", partition, gone_ms)
-    return cursor
+    return end
 
 
-async def write_forwarded(store: Store, partition: int, cursor: bytes) -> None:
+async def write_forwarded(store: Store, partition: int, end: EntryId) -> None:
     keys = store.keys.partitions[partition]
-    await store.run_one(keys.slot, [("HSET", keys.runs_n, "forwarded", cursor)])
+    await store.run_one(keys.slot, [("HSET", keys.runs_n, "forwarded", f"{end[0]}-{end[1]}")])
 
 
 def is_run_id(text: str, partitions: int) -> bool:
