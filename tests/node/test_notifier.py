@@ -264,7 +264,7 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
     await scene.look()
     await scene.minute()
     await scene.minute()
-    assert scene.titles == ["10000 failed"]
+    assert scene.titles == ["10,000 failed"]
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
