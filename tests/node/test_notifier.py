@@ -264,7 +264,7 @@ async def test_ten_thousand_schedules_that_fail_at_once_are_one_message(stage: S
     await scene.look()
     await scene.minute()
     await scene.minute()
-    assert scene.titles == ["10000 failed"]
+    assert scene.titles == ["10,000 failed"]
 
 
 async def test_without_channels_nothing_is_read_or_written(scene: Scene, store: Store) -> None:
@@ -365,6 +365,43 @@ async def test_an_open_breaker_causes_one_notice_for_all_nodes_and_one_at_its_en
     await scene.look(second)
     await scene.minute()
     assert scene.titles[1:] == ["https://shop.example recovered"]
+
+
+async def test_schedules_that_try_a_receiver_whose_breaker_is_open_are_not_told_of_one_by_one(stage: Stage) -> None:
+    scene = await stage(remind="each")
+    scene.unavailable = {"https://shop.example"}
+    await scene.look()
+    for name in ("nightly", "weekly"):
+        await scene.record(scene.run("dead", name), partition=name)  # one run after the other tries whether it works
+    await scene.record(scene.run("dead", "other", target="https://elsewhere.example/run"), partition="other")
+    await scene.look()
+    await scene.minute()
+    assert {(one["kind"], one["subject"]) for one in scene.notices} == {
+        ("breaker", "https://shop.example"),
+        ("failed", "schedule:other"),
+    }
+    scene.unavailable = set()
+    await scene.look()
+    await scene.record(scene.run("dead"))
+    await scene.record(scene.run("done", "weekly"), partition="weekly")
+    await scene.look()
+    await scene.minute()
+    await scene.minute()
+    assert [(one["kind"], one["subject"], one["count"]) for one in scene.notices[2:]] == [
+        ("recovered", "https://shop.example", 1),
+        ("failed", "schedule:nightly", 2),
+    ]
+
+
+async def test_a_state_is_over_at_once_however_many_successes_end_an_episode_of_runs(stage: Stage) -> None:
+    scene = await stage(recover_after=3)
+    scene.unavailable = {"https://shop.example"}
+    await scene.look()
+    await scene.minute()
+    scene.unavailable = set()
+    await scene.look()
+    await scene.minute()
+    assert scene.titles == ["https://shop.example unavailable", "https://shop.example recovered"]
 
 
 async def test_a_breaker_whose_node_died_is_over_when_no_node_has_it_open(scene: Scene) -> None:

@@ -27,7 +27,7 @@ from tests.support.mail_receiver import mail_server
 from tests.support.web_receiver import Answer, Receiver, delivery, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
-EVIL = "</pre><script>alert(1)</script> <!channel> @everyone *bold* `code` \x1b[2J\r\nBcc: x@y.z"
+EVIL = "</pre><script>alert(1)</script> <!channel> @everyone *bold* `code` \x1b[2J\r\nBcc: x@y.z \u202egnp.exe"
 
 
 def notice(subject: str = "schedule:nightly", kind: Any = "failed", **more: Any) -> Notice:
@@ -94,6 +94,21 @@ async def test_a_storm_is_one_message_with_the_count_of_all(tickers: Tickers, st
     assert len(receiver.requests[0].body) < 20_000
     [left] = await store.run_one(store.keys.slot, [("HGETALL", store.keys.box("ops"))])
     assert left[::2] == [b"last"]
+
+
+async def test_a_breaker_comes_first_among_the_failures_that_it_explains(
+    tickers: Tickers, store: Store, http: HttpSink
+) -> None:
+    with receiving() as receiver:
+        ticker = await ticking(tickers, http, {"ops": {"url": receiver.url}})
+        opened = Decided("notice/ops/x/1/breaker", "ops", notice("https://shop.example", "breaker"))
+        await Notices(ticker.store).put(notice_tasks(decided(600)))
+        await ticker.turn()
+        await Notices(ticker.store).put(notice_tasks([opened]))
+        await ticker.advance(minutes=2)
+        [message] = messages(receiver)
+    assert message["counts"] == {"failed": 600, "breaker": 1}
+    assert [one["kind"] for one in message["notices"][:2]] == ["breaker", "failed"]
 
 
 async def test_a_storm_that_lasts_some_seconds_is_still_one_message(
@@ -383,6 +398,8 @@ async def test_text_of_tasks_can_neither_add_a_header_nor_markup_to_a_mail(http:
             assert html is not None
             assert "<script" not in html.get_content()
             assert "\x1b" not in mail.as_string()
+            assert "\u202e" not in html.get_content() + str(mail["Subject"])
+            assert "\\u202egnp.exe" in html.get_content()
 
 
 @pytest.mark.parametrize("form", ["slack", "teams", "discord", "webhook"])

@@ -107,6 +107,8 @@ class Signal(NamedTuple):
     """How late the run began; each channel decides whether that is too late."""
     lasts: bool = False
     """True for a state that is checked repeatedly, False for a run that has ended."""
+    receiver: str = ""
+    """The receiver of a schedule's run."""
 
     @property
     def everywhere(self) -> bool:
@@ -136,7 +138,8 @@ def signals_of(record: RunRecord, place: str) -> Iterator[Signal]:
 
     def signal(subject: str, kind: NoticeKind, *, bad: bool, place: str = place, reason: str = "") -> Signal:
         about = (schedule, record.target, record.queue)
-        return Signal(subject, kind, bad, at_ms, place, *about, reason or record.reason, record)
+        of = receiver if subject.startswith("schedule:") else ""
+        return Signal(subject, kind, bad, at_ms, place, *about, reason or record.reason, record, receiver=of)
 
     end, subject = record.end, receiver if schedule is None else f"schedule:{schedule}"
     if end == "retry" and not record.began_ms:
@@ -177,7 +180,7 @@ class Rule:
     after: int = 1
     """Failures in a row that cause a notice."""
     recover_after: int = 1
-    """Successes in a row that end an episode."""
+    """Runs in a row that must succeed to end an episode; a state ends at once."""
     remind: str = "never"
     """When an episode that lasts causes another notice: `never`, at `each` failure, or after a span such as `1h`."""
     late_ms: int | None = None
@@ -254,8 +257,10 @@ class Episode(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return "." in self.began
 
 
-def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode | None, Notice | None]:
-    """Return the episode after a signal that fits the rule, and the notice to send, if any."""
+def decide(
+    episode: Episode | None, signal: Signal, rule: Rule, *, mute: bool = False
+) -> tuple[Episode | None, Notice | None]:
+    """Return the episode after a signal that fits the rule, and the notice to send, if any; none if `mute`."""
     if not signal.bad:
         return _after_success(episode, signal, rule)
     if episode is not None and signal.kind == "dead" and signal.at_ms > episode.last_ms + QUIET_MS:
@@ -268,7 +273,7 @@ def decide(episode: Episode | None, signal: Signal, rule: Rule) -> tuple[Episode
     else:
         every_ms = rule.remind_ms if not signal.lasts or rule.remind_ms is None else max(rule.remind_ms, QUIET_MS)
         due = every_ms is not None and signal.at_ms >= before.told_ms + every_ms
-    if due:
+    if due and not mute:
         return msgspec.structs.replace(failing, told_ms=signal.at_ms), _notice(signal, failing, signal.kind)
     if not signal.lasts:
         return failing, None
@@ -289,7 +294,7 @@ def _after_success(episode: Episode | None, signal: Signal, rule: Rule) -> tuple
         return None, None
     if signal.record is not None and signal.everywhere and signal.at_ms < episode.last_ms:
         return episode, None  # it ended before the failure, in another partition, and was read after it
-    if episode.successes + 1 < rule.recover_after:
+    if not signal.lasts and episode.successes + 1 < rule.recover_after:
         return msgspec.structs.replace(episode, successes=episode.successes + 1), None
     return None, _notice(signal, episode, "recovered") if "recovered" in rule.kinds else None
 
@@ -361,7 +366,9 @@ class Episodes:
                 continue
             key = f"{channel.name}|{signal.key}"
             before = self.known.get(key)
-            after, notice = decide(before, signal, channel.rule)
+            # The receiver is told of: of thousands of schedules, those that try it for the breaker are not told too.
+            mute = bool(signal.receiver) and f"{channel.name}|breaker|{signal.receiver}" in self.known
+            after, notice = decide(before, signal, channel.rule, mute=mute)
             if after != before:
                 self.changed[key] = after
                 if after is None:

@@ -30,8 +30,9 @@ def check_text(value: object, field: str) -> str:
     return clean(value)
 
 
-CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that begin a new line or a command of the terminal, in one encoding or another."""
+CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that begin a new line or a command of the terminal, in one encoding or another, or turn around the order
+in which text is shown."""
 
 
 def escape(text: str) -> str:

@@ -292,12 +292,6 @@ DIGEST: Final = "/digest"
 DIGEST_RETRY: Final = "12 base=5s cap=10m"
 
 
-class DigestRequest(msgspec.Struct, frozen=True):
-    """The payload of a digest."""
-
-    window_ms: int
-
-
 class NotifySink:
     """Delivers to `notify:<channel>`, which gathers notices, and to `notify:<channel>/digest`, which sends them as one
     message."""
@@ -335,7 +329,7 @@ class NotifySink:
 
     async def _send_digest(self, notices: Notices, name: str, delivery: Delivery) -> Outcome:
         try:
-            window_ms = msgspec.json.decode(delivery.payload, type=DigestRequest).window_ms
+            window_ms = msgspec.json.decode(delivery.payload, type=int)
         except msgspec.MsgspecError as error:
             return Dead(f"the payload is no digest: {error}")
         taken = await notices.take(name, window_ms)
@@ -364,9 +358,8 @@ async def _gather(store: Notices, channel: str, batch: Sequence[Delivery]) -> li
         due_ms = await store.add(channel, notices)
         # Also for notices that were there before: their digest may not have been put, and they would never be sent.
         digest = Task(
-            f"{NOTIFY}:{channel}{DIGEST}", msgspec.to_builtins(DigestRequest(due_ms)), at=due_ms,
-            id=f"{NOTIFY}/{channel}/{due_ms}", retry=DIGEST_RETRY,
-        )  # fmt: skip
+            f"{NOTIFY}:{channel}{DIGEST}", due_ms, at=due_ms, id=f"{NOTIFY}/{channel}/{due_ms}", retry=DIGEST_RETRY
+        )
         await store.put([digest])
     return outcomes
 

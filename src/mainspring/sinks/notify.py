@@ -83,7 +83,7 @@ class Digest:
     def title(self) -> str:
         if self.total == 1 and self.notices:
             return _head(self.notices[0], 100)
-        return ", ".join(f"{count} {_VERBS[kind]}" for kind, count in self.counts.items())
+        return ", ".join(f"{count:,} {_VERBS[kind]}" for kind, count in self.counts.items())
 
     @property
     def lines(self) -> list[str]:
@@ -91,9 +91,9 @@ class Digest:
         if self.total <= 1:
             return []
         tally = Counter(map(_head, self.notices))
-        lines = [f"{head}, {count} times" if count > 1 else head for head, count in islice(tally.items(), LISTED)]
+        lines = [f"{head}, {count:,} times" if count > 1 else head for head, count in islice(tally.items(), LISTED)]
         rest = self.total - sum(count for _, count in islice(tally.items(), LISTED))
-        return [*lines, f"and {rest} more"] if rest else lines
+        return [*lines, f"and {rest:,} more"] if rest else lines
 
     @property
     def shown(self) -> Sequence[Notice]:

@@ -151,7 +151,8 @@ class Notices:
         head = f"{window_ms}=".encode()
         kept = [_notice.decode(raw) for name, raw in fields.items() if name.startswith(head)]
         mine = [name for name in fields if _window_of(name) == window_ms]
-        return Taken(counts, sorted(kept, key=lambda one: (one.at_ms, one.subject)), mine)
+        # Breakers first: they explain the failures around them.
+        return Taken(counts, sorted(kept, key=lambda one: (one.kind != "breaker", one.at_ms, one.subject)), mine)
 
     async def sent(self, channel: str, taken: Taken) -> None:
         """Remove the notices that `take` returned, and no others."""

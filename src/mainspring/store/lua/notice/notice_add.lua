@@ -5,7 +5,8 @@
 --       most notices that are kept, then per notice: idh, kind, notice
 -- returns when the digest is due, in ms
 -- keeps: a notice whose id is known is not added again. The box holds `due`, the open window, `last`, the one before, and
---   per window its notices and the counts of their kinds. Beyond the most, notices are only counted.
+--   per window its notices and the counts of their kinds. Beyond the most, notices are only counted; a breaker
+--   explains the failures around it, and has as much room again.
 local now = math.floor(now_us() / 1000)
 local box, seen = KEYS[1], KEYS[2]
 local known_ms, most = tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -22,7 +23,7 @@ for i = 6, #ARGV - 2, 3 do
   if not redis.call('ZSCORE', seen, ARGV[i]) then
     redis.call('ZADD', seen, now, ARGV[i])
     redis.call('HINCRBY', box, window .. '+' .. ARGV[i + 1], 1)
-    if kept < most then
+    if kept < most or (ARGV[i + 1] == 'breaker' and kept < 2 * most) then
       redis.call('HSET', box, window .. '=' .. ARGV[i], ARGV[i + 2])
       kept = kept + 1
     end
