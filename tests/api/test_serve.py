@@ -107,7 +107,7 @@ def test_keys_are_made_listed_and_revoked_and_the_trail_records_it(serve: Callab
     told = run("key", "revoke", shown["id"], "--json", *where, cwd=tmp_path)
     assert json.loads(told.stdout) == [{"id": shown["id"], "outcome": "unknown"}]
     again = run("key", "revoke", shown["id"], *where, cwd=tmp_path)
-    assert (again.returncode, again.stdout) == (1, "")
+    assert (again.returncode, again.stdout) == (1, f"{shown['id']}: unknown\n")
     trail = run("audit", *where, "--json", cwd=tmp_path)
     assert [one["change"]["what"] for one in json.loads(trail.stdout)["changes"]] == ["key.revoke", "key.add"]
     assert "key.revoke" in run("audit", *where, cwd=tmp_path).stdout

@@ -20,6 +20,7 @@ from mainspring.cli.run import stat_lines
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Retry
+from mainspring.model.explain import moment
 from mainspring.model.run import BUCKETS, RunCounts
 from mainspring.model.workers import WorkerInfo
 from mainspring.store.members import worker_beat
@@ -95,6 +96,7 @@ async def test_a_list_fits_the_terminal_and_is_whole_in_a_pipe(server: Server, c
     for asked in (("-o", "json"), ("--json",)):
         page = json.loads((await asyncio.to_thread(in_pipe, *words, *asked)).stdout)
         assert [one["id"] for one in page["tasks"]] == ["order-42", long.id]
+        assert [one["due"] for one in page["tasks"]] == [moment(one["due_ms"]) for one in page["tasks"]]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ..model.errors import (
     PayloadTooLarge,
     StoreError,
 )
-from ..model.explain import moment
+from ..model.explain import with_times
 from ..model.times import When, instant_ms
 
 RETRY_AFTER_S: Final = 1
@@ -157,52 +157,9 @@ class Answer(msgspec.Struct, frozen=True):
         await send({"type": "http.response.body", "body": self.body})
 
 
-INSTANTS: Final = frozenset(
-    f"{name}_ms"
-    for name in (
-        "at", "created", "deadline", "died", "due", "ended", "expires", "first", "head_due", "last", "next", "now",
-        "oldest", "seen", "since", "started", "until",
-    )
-)  # fmt: skip
-"""Fields of answers that are instants, not spans."""
-
-_VIEWS: Final = frozenset(
-    {
-        "beats",
-        "changes",
-        "keys",
-        "lanes",
-        "letters",
-        "nodes",
-        "pauses",
-        "problems",
-        "queues",
-        "revisions",
-        "runs",
-        "stats",
-        "tasks",
-        "workers",
-    }
-)
-"""Lists of views in answers. Values from callers, such as payloads, are left as they are."""
-
-
 def answer(value: Any, status: int = 200, *headers: Header) -> Answer:
     """Return a value as a JSON response, its instants also as text."""
     return Answer(status, encode(with_times(value)), headers=headers)
-
-
-def with_times(value: Any) -> Any:
-    """Return a view with each of its instants as RFC 3339 too: `due` beside `due_ms`."""
-    fields = msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
-    if not isinstance(fields, dict):
-        return value
-    shown: dict[str, Any] = {}
-    for name, one in fields.items():
-        shown[name] = [with_times(view) for view in one] if name in _VIEWS and isinstance(one, list) else one
-        if name in INSTANTS and (one is None or type(one) is int):
-            shown.setdefault(name.removesuffix("_ms"), None if one is None else moment(one))
-    return shown
 
 
 def answer_to_error(error: Exception) -> Answer:

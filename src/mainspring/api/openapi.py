@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from .. import __version__
-from .asgi import INSTANTS, NOSNIFF, PREFIX, PROBLEMS, Answer, Header, Problem, answer
+from ..model.explain import INSTANTS
+from .asgi import NOSNIFF, PREFIX, PROBLEMS, Answer, Header, Problem, answer
 from .routes import Call, Route
 
 _REF: Final = "#/components/schemas/{name}"

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import user
-from mainspring.cli.listing import CLEAR, Instant, Listing, connected, listing, print_rows
+from mainspring.cli.listing import CLEAR, EVERY_S, Instant, Listing, connected, listing, print_rows
 from mainspring.cli.options import (
     Json,
     Namespace,
@@ -25,12 +25,12 @@ from mainspring.cli.options import (
     place_of,
     remote,
 )
-from mainspring.cli.output import aligned
+from mainspring.cli.output import aligned, print_json
 from mainspring.cli.task import not_found, with_client
 from mainspring.model.access import KeyOrder, KeyShown, Role, make_key, new_token
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.errors import InvalidInput, NotFound
-from mainspring.model.explain import span
+from mainspring.model.explain import span, with_times
 from mainspring.store.acl import acl_rules
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 cluster_app = new_group()
 
-EVERY_S: Final = 1.0
-
 
 @cluster_app.callback()
 def _group() -> None:
@@ -54,7 +52,7 @@ def _group() -> None:
 @connected
 def status(
     config: "Config",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print it again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print again every two seconds, until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Show every node: its partitions, what it holds ahead and in flight, and how far it is behind.
@@ -71,7 +69,7 @@ async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
         while True:
             about = await look()
             if json:
-                print(msgspec.json.encode(about).decode(), flush=True)
+                print_json(about)
             else:
                 if watch and sys.stdout.isatty():
                     print(CLEAR, end="")
@@ -146,7 +144,7 @@ def overview(config: "Config", json: Json = False) -> None:
     cluster = asyncio.run(_cluster(config))
     found = with_client(config, _overview)
     if json:
-        print(msgspec.json.encode(found | {"cluster": cluster}).decode())
+        print_json(found | {"cluster": with_times(cluster)})
     else:
         _print_overview(found, cluster, place_of(config))
     if cluster["without_owner"]:
@@ -245,7 +243,7 @@ def add(
     order = KeyOrder(role, name, expires, tuple(reaches or ()), bound, rate, max_pending, max_bytes)
     token, made = asyncio.run(_add(config, order))
     if json:
-        print(msgspec.json.encode({"key": token, **made.fields}).decode())
+        print_json({"key": token, **made.fields})
         return
     print(token)
     print(f"key {made.id} ({made.name}, {made.role}); its text is shown only now, keep it safe", file=sys.stderr)

@@ -9,8 +9,8 @@ import typer
 
 from mainspring.cli.listing import Instant, Listing, connected, listing
 from mainspring.cli.options import Json, OnlyLane, OnlyTarget, new_group
-from mainspring.cli.output import ProgressBar, answer_lines, printable
-from mainspring.cli.task import After, At, not_found, print_json, with_client
+from mainspring.cli.output import ProgressBar, answer_lines, print_json, printable
+from mainspring.cli.task import After, At, not_found, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput, NotFound
 from mainspring.model.explain import moment

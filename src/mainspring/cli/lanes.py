@@ -7,8 +7,8 @@ import typer
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import Instant, Listing, StateCell, connected, listing
 from mainspring.cli.options import Json, completing, new_app, new_group
-from mainspring.cli.output import printable
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.output import print_json, printable
+from mainspring.cli.task import with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of
-from mainspring.cli.output import aligned, print_message, printable, relative
+from mainspring.cli.output import aligned, print_json, print_message, printable, relative
 from mainspring.model.explain import moment
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _with_options_of(work: Callable[..., Any], command: Callable[..., None]) -> 
 
 def _show(found: Listing, config: "Config", output: str, *, utc: bool) -> None:
     if output == "json":
-        print(msgspec.json.encode(found.value).decode())
+        print_json(found.value)
         return
     if output == "name":
         for row in found.rows:

@@ -5,12 +5,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from typing import Final, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 import msgspec
 
 from mainspring.model.delivery import Response
-from mainspring.model.explain import moment
+from mainspring.model.explain import moment, with_times
 from mainspring.model.job import Output, Result
 
 
@@ -28,6 +28,12 @@ def wrapped(text: str, indent: int = 0, stream: TextIO | None = None) -> str:
         textwrap.fill(line, width, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)
         for line in text.split("\n")
     )
+
+
+def print_json(value: Any) -> None:
+    """Print a view, or a list of them, as the HTTP API answers it: instants are RFC 3339 too."""
+    shown = [with_times(one) for one in value] if isinstance(value, list) else with_times(value)
+    print(msgspec.json.encode(shown).decode(), flush=True)
 
 
 def print_message(text: str) -> None:

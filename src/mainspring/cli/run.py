@@ -8,8 +8,8 @@ import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
 from mainspring.cli.options import Json, OnlyTarget, completing, new_group, place_of
-from mainspring.cli.output import aligned, answer_lines, output_lines, print_message, printable
-from mainspring.cli.task import not_found, print_json, with_client
+from mainspring.cli.output import aligned, answer_lines, output_lines, print_json, print_message, printable
+from mainspring.cli.task import not_found, with_client
 from mainspring.model.explain import moment, span
 from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, RunsPage, TaskEnd
 

@@ -24,8 +24,8 @@ from mainspring.cli.options import (
     load,
     new_app,
 )
-from mainspring.cli.output import ProgressBar
-from mainspring.cli.task import not_found, print_json, with_client
+from mainspring.cli.output import ProgressBar, print_json
+from mainspring.cli.task import not_found, with_client
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import PauseMode

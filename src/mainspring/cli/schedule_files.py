@@ -13,7 +13,8 @@ from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import connected
 from mainspring.cli.options import Json, new_app
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.output import print_json
+from mainspring.cli.task import with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import Definition
 from mainspring.model.schedule.importers import Imported, read_celery, read_crontab, read_redbeat, to_toml

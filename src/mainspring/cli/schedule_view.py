@@ -10,9 +10,9 @@ import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing, print_rows
 from mainspring.cli.options import Json, ScheduleName, completing, new_app
-from mainspring.cli.output import print_message, printable, wrapped
+from mainspring.cli.output import print_json, print_message, printable, wrapped
 from mainspring.cli.run import RUN_COLUMNS, run_row
-from mainspring.cli.task import not_found, print_json, with_client
+from mainspring.cli.task import not_found, with_client
 from mainspring.model.errors import NotFound
 from mainspring.model.explain import span
 from mainspring.model.run import KeptRun

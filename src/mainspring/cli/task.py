@@ -23,7 +23,7 @@ from mainspring.cli.options import (
     place_of,
     remote,
 )
-from mainspring.cli.output import lines_of, print_message, printable, relative, wrapped
+from mainspring.cli.output import lines_of, print_json, print_message, printable, relative, wrapped
 from mainspring.model.errors import Ambiguous, NotConfirmed, NotFound, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
@@ -300,10 +300,6 @@ def _show_handle(handle: Handle, json: bool) -> None:
         return
     past = " (past: at once)" if handle.past else ""
     print(printable(f"{handle.id}: {handle.outcome}, due {moment(handle.due_ms)}{past}"))
-
-
-def print_json(value: Any) -> None:
-    print(msgspec.json.encode(value).decode())
 
 
 def _spoken(name: str, value: Any) -> str:

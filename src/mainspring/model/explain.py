@@ -1,7 +1,7 @@
 """Why a task has not run: one sentence for people, a code and facts for programs."""
 
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -103,3 +103,32 @@ def span(ms: float) -> str:
 
 def moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+INSTANTS: Final = frozenset(
+    f"{name}_ms"
+    for name in (
+        "at", "created", "deadline", "died", "due", "ended", "expires", "first", "head_due", "last", "next", "now",
+        "oldest", "seen", "since", "started", "until",
+    )
+)  # fmt: skip
+"""Fields of answers that are instants, not spans."""
+
+_VIEWS: Final = frozenset({
+    "beats", "changes", "keys", "lanes", "last_failures", "letters", "next_due", "nodes", "pauses", "problems",
+    "queues", "revisions", "runs", "stats", "tasks", "workers",
+})  # fmt: skip
+"""Lists of views in answers. Values from callers, such as payloads, are left as they are."""
+
+
+def with_times(value: Any) -> Any:
+    """Return a view with each of its instants as RFC 3339 too: `due` beside `due_ms`."""
+    fields = msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
+    if not isinstance(fields, dict):
+        return value
+    shown: dict[str, Any] = {}
+    for name, one in fields.items():
+        shown[name] = [with_times(view) for view in one] if name in _VIEWS and isinstance(one, list) else one
+        if name in INSTANTS and (one is None or type(one) is int):
+            shown.setdefault(name.removesuffix("_ms"), None if one is None else moment(one))
+    return shown
