@@ -1,6 +1,6 @@
-"""Nodes die and hang, servers fall, roads break; nothing is lost, early, or finished by a former owner.
+"""Nodes die and hang, servers and networks fail; nothing is lost, early, or finished by a former owner.
 
-`CHAOS_SEED=7` plans other faults; `make chaos-long` goes on with seed after seed.
+`CHAOS_SEED=7` plans other faults; `make chaos-long` runs seed after seed.
 """
 
 import os

@@ -113,12 +113,12 @@ def _more(what: str) -> Problem:
 
 
 KEY_ROUTES: Final = (
-    Route("GET", "/v1/keys", list_api_keys, "admin", "API keys, oldest first; never their texts.",
+    Route("GET", "/v1/keys", list_api_keys, "admin", "List API keys, oldest first, without their texts.",
           answers={200: KeyList}),
     Route("POST", "/v1/keys", add_api_key, "admin",
           "Make an API key; its text is in this answer only. An Idempotency-Key is refused.",
           body=KeyOrder, answers={201: KeyMade}, problems=("too-large", "content-type", "out-of-memory")),
-    Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Revoke an API key for good.",
+    Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Revoke an API key.",
           answers={200: KeyRevoked}),
 )  # fmt: skip
 
@@ -162,7 +162,7 @@ async def get_cluster(call: Call) -> Answer:
 
 
 CLUSTER_ROUTE: Final = Route(
-    "GET", "/v1/cluster", get_cluster, "read", "The nodes and what they own.", answers={200: Cluster}
+    "GET", "/v1/cluster", get_cluster, "read", "Show the nodes and the partitions they own.", answers={200: Cluster}
 )
 
 
@@ -208,7 +208,7 @@ async def list_audit(call: Call) -> Answer:
 
 
 AUDIT_ROUTE: Final = Route(
-    "GET", "/v1/audit", list_audit, "admin", "The audit trail, newest first.", query=AuditQuery,
+    "GET", "/v1/audit", list_audit, "admin", "List the audit trail, newest first.", query=AuditQuery,
     answers={200: AuditPage},
 )  # fmt: skip
 
@@ -244,10 +244,10 @@ async def list_workers(call: Call) -> Answer:
 
 
 QUEUE_ROUTES: Final = (
-    Route("GET", "/v1/queues", list_queues, "read", "Queues: how long they are, and which workers serve them.",
+    Route("GET", "/v1/queues", list_queues, "read", "List queues: how long they are, and which workers serve them.",
           query=ListQueues, answers={200: QueuePage}),
-    Route("GET", "/v1/queues/{name}", get_queue, "read", "One queue.", answers={200: QueueInfo}),
-    Route("GET", "/v1/workers", list_workers, "read", "Live workers, and the queues they serve.",
+    Route("GET", "/v1/queues/{name}", get_queue, "read", "Show one queue.", answers={200: QueueInfo}),
+    Route("GET", "/v1/workers", list_workers, "read", "List live workers and the queues they serve.",
           answers={200: WorkerList}),
 )  # fmt: skip
 
@@ -376,14 +376,14 @@ async def remove_beat(call: Call) -> Answer:
 
 
 BEAT_ROUTES: Final = (
-    Route("GET", "/v1/beats", list_beats, "read", "Jobs of others that are watched.", answers={200: BeatList}),
+    Route("GET", "/v1/beats", list_beats, "read", "List the watched beats.", answers={200: BeatList}),
     Route(
         "POST", "/v1/beats/{name}", post_beat, "submit",
-        "Say that a job which others run has ended well, and when the next beat is expected.",
+        "Report that a job of another program has succeeded, and when the next beat is expected.",
         body=NewBeat, answers={200: ShownBeat}, problems=("not-found", "conflict", "content-type", "out-of-memory"),
     ),
     Route(
-        "DELETE", "/v1/beats/{name}", remove_beat, "operate", "Watch for a beat no more.",
+        "DELETE", "/v1/beats/{name}", remove_beat, "operate", "Stop watching a beat.",
         answers={200: BeatRemoved}, problems=("not-found",),
     ),
 )  # fmt: skip
@@ -416,9 +416,16 @@ async def healthy(call: Call) -> Answer:
 
 
 PROBE_ROUTES: Final = (
-    Route("GET", "/livez", livez, None, "The process answers.", answers={200: Well}),
-    Route("GET", "/readyz", readyz, None, "It is started, and the server takes writes now.", answers={200: Well}),
-    Route("GET", "/healthy", healthy, None, "Every role's last step went well.", answers={200: Well}),
+    Route("GET", "/livez", livez, None, "Say whether the process answers.", answers={200: Well}),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        None,
+        "Say whether the node is started and the server takes writes now.",
+        answers={200: Well},
+    ),
+    Route("GET", "/healthy", healthy, None, "Say whether every role's last step went well.", answers={200: Well}),
 )
 
 
@@ -431,6 +438,6 @@ async def get_metrics(call: Call) -> Answer:
 
 
 METRICS_ROUTE: Final = Route(
-    "GET", "/metrics", get_metrics, "read", "Figures for Prometheus.", answers={200: None}, media=("text/plain",),
+    "GET", "/metrics", get_metrics, "read", "Metrics for Prometheus.", answers={200: None}, media=("text/plain",),
     open_by="metrics_open",
 )  # fmt: skip

@@ -280,7 +280,7 @@ ROUTES: Final = (
         answers={200: Replayed}, problems=("not-found", "ambiguous", "conflict", "out-of-memory", *_BODY),
     ),
     Route(
-        "DELETE", _ID, drop_dead, "operate", "Drop a dead letter for good.", query=OneTask, answers={200: Dropped},
+        "DELETE", _ID, drop_dead, "operate", "Drop a dead letter.", query=OneTask, answers={200: Dropped},
         problems=("not-found", "ambiguous"),
     ),
     Route(

@@ -206,9 +206,9 @@ _LANE: Final = "/v1/lanes/{lane}"
 _BODY: Final = ("too-large", "content-type")
 ROUTES: Final = (
     Route(
-        "GET", "/v1/lanes", list_lanes, "read", "Stalled lanes.", query=LaneQuery, answers={200: LaneList}
+        "GET", "/v1/lanes", list_lanes, "read", "List stalled lanes.", query=LaneQuery, answers={200: LaneList}
     ),
-    Route("GET", _LANE, get_lane, "read", "State of one lane.", answers={200: LaneInfo}),
+    Route("GET", _LANE, get_lane, "read", "Show one lane.", answers={200: LaneInfo}),
     Route(
         "POST", f"{_LANE}/retry-head", retry_lane_head, "operate", "Retry the failed head of a lane now.",
         answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
@@ -221,10 +221,10 @@ ROUTES: Final = (
         "POST", f"{_LANE}/resume", resume_lane, "operate", "Resume a parked or paused lane.",
         answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
     ),
-    Route("GET", "/v1/pauses", list_pauses, "read", "What is paused.", answers={200: PauseList}),
+    Route("GET", "/v1/pauses", list_pauses, "read", "List the pauses.", answers={200: PauseList}),
     Route(
         "POST", "/v1/pauses", add_pause, "operate", "Pause everything, a target, a queue, or a lane.",
         body=NewPause, answers={201: Paused}, problems=("out-of-memory", *_BODY),
     ),
-    Route("DELETE", "/v1/pauses", remove_pause, "operate", "Resume.", query=PauseQuery, answers={200: Resumed}),
+    Route("DELETE", "/v1/pauses", remove_pause, "operate", "End a pause.", query=PauseQuery, answers={200: Resumed}),
 )  # fmt: skip

@@ -217,7 +217,7 @@ def _asset(name: str) -> Answer:
 
 
 DOCUMENTATION_ROUTES: Final = (
-    Route("GET", "/", home, None, "Where to go from here.", answers={200: None}, media=("text/html",)),
+    Route("GET", "/", home, None, "Show a page that leads on.", answers={200: None}, media=("text/html",)),
     Route("GET", "/openapi.json", openapi, None, "This document.", answers={200: dict[str, Any]}),
     Route("GET", "/docs", docs, None, "The API's documentation.", answers={200: None}, media=("text/html",)),
     Route(

@@ -443,29 +443,29 @@ ROUTES: Final = (
         answers={200: Schedule, 201: Schedule}, problems=(*_CHANGE, "idempotency"),
     ),
     Route(
-        "POST", "/v1/schedules:preview", preview_schedule, "read", "The next runs of times that are not stored.",
+        "POST", "/v1/schedules:preview", preview_schedule, "read", "Preview times that are not stored.",
         body=Preview, answers={200: Runs}, problems=_BODY,
     ),
     Route("GET", _NAME, get_schedule, "read", "Show one schedule.", answers={200: Schedule}),
     Route(
-        "PUT", _NAME, put_schedule, "operate", "Write a schedule, whatever was there before.", body=Fields,
+        "PUT", _NAME, put_schedule, "operate", "Replace a schedule, or add it.", body=Fields,
         answers={200: Schedule, 201: Schedule}, problems=_CHANGE,
     ),
     Route(
-        "PATCH", _NAME, edit_schedule, "operate", "Change some fields.", body=Edit, answers={200: Schedule},
+        "PATCH", _NAME, edit_schedule, "operate", "Change a schedule.", body=Edit, answers={200: Schedule},
         problems=_CHANGE,
     ),
     Route(
         "DELETE", _NAME, remove_schedule, "operate", "Remove a schedule and cancel its planned run.",
         answers={200: Removed}, problems=("conflict",),
     ),
-    Route("GET", f"{_NAME}/history", schedule_history, "read", "Its revisions.", answers={200: History}),
+    Route("GET", f"{_NAME}/history", schedule_history, "read", "List its revisions.", answers={200: History}),
     Route(
-        "POST", f"{_NAME}/diff", diff_schedule, "read", "What an edit would change: field -> [before, after].",
+        "POST", f"{_NAME}/diff", diff_schedule, "read", "Show an edit's changes: field -> [before, after].",
         body=Fields, answers={200: dict[str, Any]}, problems=_BODY,
     ),
     Route(
-        "POST", f"{_NAME}/pause", pause_schedule, "operate", "Pause it.", body=PauseBody, answers={200: Schedule},
+        "POST", f"{_NAME}/pause", pause_schedule, "operate", "Pause runs.", body=PauseBody, answers={200: Schedule},
         problems=_CHANGE,
     ),
     Route(
@@ -473,11 +473,11 @@ ROUTES: Final = (
         problems=_CHANGE,
     ),
     Route(
-        "POST", f"{_NAME}/trigger", trigger_schedule, "operate", "Run it now, whatever its times say.", body=Trigger,
+        "POST", f"{_NAME}/trigger", trigger_schedule, "operate", "Run a schedule now.", body=Trigger,
         answers={201: Put}, problems=(*_CHANGE, "idempotency"),
     ),
     Route(
-        "POST", f"{_NAME}/backfill", backfill_schedule, "operate", "Run what was planned in a past range.",
+        "POST", f"{_NAME}/backfill", backfill_schedule, "operate", "Run the planned times of a past range.",
         body=Backfill, answers={200: Backfilled}, problems=_CHANGE,
     ),
     Route(

@@ -987,7 +987,7 @@ class Client(
         return list((await Notices(self.store).beats()).values())
 
     async def remove_beat(self, name: str) -> bool:
-        """Watch for a beat no more; return False if it was not watched. Nodes whose settings name it watch it again."""
+        """Stop watching a beat; return False if it was not watched. Nodes whose settings name it watch it again."""
         return await Notices(self.store).remove_beat(check_beat(name))
 
     # -- one task ------------------------------------------------------------------------------------------
