@@ -14,7 +14,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Retry
 from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.ids import idh_of
-from mainspring.model.job import End, Job, Output
+from mainspring.model.job import End, Job, JobCancelled, Output
 from mainspring.model.run import KeptRun, Run, RunDetails, RunFilter, RunRecord, bucket_of
 from mainspring.store import job_queue
 from mainspring.store import runs as history
@@ -238,6 +238,21 @@ async def test_a_retry_of_a_job_that_was_cancelled_is_kept_as_cancelled(
     assert [one.end for one in await listed(store)] == ["cancelled"]
     books = await balance(store)
     assert (books.cancelled, books.retried, books.pending) == (1, 0, 0)
+
+
+async def test_a_task_that_was_cancelled_is_shown_with_the_run_that_was_stopped_and_with_no_earlier_one(
+    ticker: Ticker, worker: HandWorker, store: Store, client: Client
+) -> None:
+    [job] = await taken(ticker, worker, 1, id="mine")
+    await client.cancel("mine")
+    await job_queue.finish(store, [end_of(job, store, JobCancelled(), "cancelled")])
+    info = await client.get("mine")
+    assert (info.state, info.target, info.worker) == ("cancelled", TARGET, "node-1")
+    await ticker.advance(hours=2)
+    await client.put("log:", id="mine", after="1h")
+    assert await client.cancel("mine") == "cancelled"
+    info = await client.get("mine")
+    assert (info.state, info.target, info.since_ms) == ("cancelled", None, store.clock.now_ms())
 
 
 # -- reading -------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ from ..store.notices import Notices
 from ..store.queue_state import Depth, depths_of, names_in
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
-from ..store.runs import ended_task
+from ..store.runs import OVER, ended_task
 from ..store.store import Store
 from ..store.tasks import dead_letters, query
 from ..store.tasks.dead_letters import Replayer, cancelled_ms, find_live
@@ -1003,7 +1003,7 @@ class Client(
         _, _, _, finder = self._ready()
         reference = await resolve(self.store, id, lane)
         info = await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
-        return info if info.state not in ("finished", "unknown") else await ended_task(self.store, reference, info)
+        return await ended_task(self.store, reference, info) if info.state in OVER else info
 
     async def explain(self, id: str, *, lane: str | None = None, allowed: Sequence[str] | None = None) -> Explanation:
         """Say why a task has not run (yet): `text` is for people, `code` and the other fields are for programs.

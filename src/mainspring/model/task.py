@@ -203,7 +203,7 @@ class TaskInfo(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     """Time limit of one attempt, if the task set one."""
     queue: str | None = None
-    """The queue it is in; `worker` runs it, and `since_ms` is when it was queued or started."""
+    """The queue it is in; `worker` runs it, and `since_ms` is when it was queued, started, cancelled or ended."""
     worker: str | None = None
     since_ms: int | None = None
 

@@ -516,6 +516,8 @@ async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> Ta
     state = _STATE_AFTER.get(record.end)
     if state is None:
         return info
+    if info.state == "cancelled" and (state != "cancelled" or (info.since_ms or 0) > page.runs[0].at_ms + _NOTED_MS):
+        return info  # it had not begun: the run is that of an earlier task with this id
     return TaskInfo(
         info.id, state, record.due_ms, record.target, lane=record.lane, attempt=record.attempt,
         errors=(record.reason,) if record.reason else (), queue=record.queue, worker=record.by,
@@ -526,6 +528,10 @@ async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> Ta
 _A_LOOK: Final = 256
 """Entries searched for a task whose id may be misspelt, and the most runs taken from them."""
 
+_NOTED_MS: Final = 1_000
+"""After the end of a run that was cancelled the cancel of its id is recorded, by then for all but a slow server."""
+OVER: Final[frozenset[State]] = frozenset({"cancelled", "finished", "unknown"})
+"""States of tasks of which the history may know more."""
 _STATE_AFTER: Final[dict[RunEnd, State]] = {"done": "done", "cancelled": "cancelled"}
 
 

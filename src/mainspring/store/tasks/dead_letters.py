@@ -489,8 +489,9 @@ def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -
 
 class EndedTask(NamedTuple):
     state: State
-    kept: KeptDeadLetter | None
+    kept: KeptDeadLetter | None = None
     """Its dead letter."""
+    cancelled_ms: int | None = None
 
 
 async def find_live(store: Store, task_id: str, lane: str | None) -> TaskInfo:
@@ -516,12 +517,12 @@ async def how_it_ended(store: Store, reference: Reference, located: Located | No
         # The index forgets an id some time after its end; the dead letter stays.
         return EndedTask("dead", kept)
     if off_ms is not None:
-        return EndedTask("cancelled", None)
+        return EndedTask("cancelled", cancelled_ms=off_ms)
     if located is None and reference.address is not None:
         # Moves were already followed as far as they go.
         [entry] = await look_at(store, [(reference.address, reference.idh)])
-        return EndedTask(entry.state, None)
-    return EndedTask(state, None)
+        return EndedTask(entry.state)
+    return EndedTask(state)
 
 
 async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
@@ -531,7 +532,7 @@ async def info_of(store: Store, task_id: str, reference: Reference, located: Loc
         return describe(task_id, located.entry)
     ended = await how_it_ended(store, reference, located)
     if ended.kept is None:
-        return TaskInfo(task_id, ended.state)
+        return TaskInfo(task_id, ended.state, since_ms=ended.cancelled_ms)
     dead_letter = ended.kept.dead_letter
     return TaskInfo(
         task_id, "dead", dead_letter.due_ms, dead_letter.target or None, lane=dead_letter.lane,

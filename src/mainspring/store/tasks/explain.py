@@ -126,7 +126,7 @@ def _bit(bits: bytes | None, index: int) -> bool:
 
 async def over(store: Store, task_id: str, reference: Reference, located: Located | None) -> Explanation:
     now_ms = await store.sample_clock()
-    state, kept = await how_it_ended(store, reference, located)
+    state, kept, _ = await how_it_ended(store, reference, located)
     if kept is not None:
         return _dead(task_id, now_ms, kept)
     body = None if located is None else located.entry.body
