@@ -38,6 +38,18 @@ async def test_a_beat_is_removed_once(api: Api) -> None:
     assert (await api.get("/v1/beats")).json["beats"] == []
 
 
+async def test_a_beat_of_the_settings_is_not_removed_for_it_would_come_back(server: Server) -> None:
+    server.call("FLUSHALL")
+    beats = {"backup": {"every": "1h"}}
+    config = Config(redis_url=server.url, port=0, partitions=4, beats=beats)  # type: ignore[arg-type]  # as in a file
+    async with serving_api(config) as api:
+        assert (await api.post("/v1/beats/backup", {"every": "1h"})).status == 200
+        refused = await api.delete("/v1/beats/backup")
+        assert (refused.status, refused.problem) == (409, "conflict")
+        assert refused.json["detail"].endswith("remove [beats.backup] from them")
+        assert len((await api.get("/v1/beats")).json["beats"]) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

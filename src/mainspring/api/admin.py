@@ -369,6 +369,9 @@ async def list_beats(call: Call) -> Answer:
 async def remove_beat(call: Call) -> Answer:
     name = check_beat(call.params["name"])
     check_target(call.key, f"{BEAT}:{name}")
+    config = call.node.config
+    if name in config.beats and call.client.store.keys.namespace == config.namespace:
+        raise Problem("conflict", f"the settings of nodes expect the beat {name!r}; remove [beats.{name}] from them")
     if not await call.client.remove_beat(name):
         raise no_such("beat", name)
     await call.audit("beat.remove", name)
@@ -384,7 +387,7 @@ BEAT_ROUTES: Final = (
     ),
     Route(
         "DELETE", "/v1/beats/{name}", remove_beat, "operate", "Stop watching a beat.",
-        answers={200: BeatRemoved}, problems=("not-found",),
+        answers={200: BeatRemoved}, problems=("not-found", "conflict"),
     ),
 )  # fmt: skip
 
