@@ -190,7 +190,7 @@ async def test_a_message_is_wrapped_between_words_on_a_terminal_and_the_home_fol
     assert drawn == (
         "mainspring: there is no task 'order-4711' (namespace\n"
         "a-namespace-with-a-long-name on the embedded server in ~/data)\n"
-        "try: mainspring task list\n"
+        "try: mainspring task list -n a-namespace-with-a-long-name\n"
     )
 
 

@@ -75,4 +75,4 @@ def test_a_beat_from_a_crontab_is_stored(tmp_path: Path, server: Server) -> None
     removed = run(tmp_path, "beat", "other", "--remove", "--redis-url", server.url, "-n", "beats")
     assert removed.returncode == 1
     place = f"(namespace beats on {server.url})"
-    assert removed.stderr == f"mainspring: there is no beat 'other' {place}\ntry: mainspring notify beats\n"
+    assert removed.stderr == f"mainspring: there is no beat 'other' {place}\ntry: mainspring notify beats -n beats\n"

@@ -36,7 +36,8 @@ async def test_a_program_that_declares_a_former_schedule_again_gets_it(
         with caplog.at_level(logging.INFO, logger="mainspring.scheduler"):
             await publish(client.schedules, [declared], START_MS)
         assert await specs_of(client, "nightly") == declared.specs
-    assert "'mainspring schedule rollback nightly' brings the former one back" in caplog.text
+    place = f"-n {client.store.keys.namespace}"
+    assert f"'mainspring schedule rollback nightly {place}' brings the former one back" in caplog.text
     await client.schedules.rollback("nightly")
     assert await specs_of(client, "nightly") == LATER.specs
 
@@ -51,7 +52,8 @@ async def test_an_edit_by_hand_is_replaced_by_the_code_with_a_warning_that_says_
         await publish(client.schedules, [NIGHTLY], START_MS)
     assert await specs_of(client, "nightly") == NIGHTLY.specs
     assert "schedule 'nightly' is now as this program declares it (before: generation 3, by bob)" in caplog.text
-    assert "'mainspring schedule edit nightly --pin' keeps it" in caplog.text
+    place = f"-n {client.store.keys.namespace}"
+    assert f"'mainspring schedule edit nightly {place} --pin' keeps it" in caplog.text
     view = await client.schedules.get("nightly")
     assert view is not None
     assert view.state == "paused"
@@ -68,7 +70,8 @@ async def test_an_edit_that_is_pinned_stays_until_it_is_unpinned(
     with caplog.at_level(logging.WARNING, logger="mainspring.scheduler"):
         await publish(client.schedules, [LATER], START_MS)
     assert await specs_of(client, "nightly") == ("0 4 * * *",)
-    assert "'mainspring schedule edit nightly --no-pin' lets this program change it" in caplog.text
+    place = f"-n {client.store.keys.namespace}"
+    assert f"'mainspring schedule edit nightly {place} --no-pin' lets this program change it" in caplog.text
     await client.schedules.add("nightly", cron="0 6 * * *", target="log:", on_conflict="replace")
     await publish(client.schedules, [LATER], START_MS)
     assert await specs_of(client, "nightly") == ("0 6 * * *",), "a replacement by hand leaves the pin"

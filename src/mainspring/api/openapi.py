@@ -28,8 +28,8 @@ _NAMESPACE: Final = {
 }
 _NDJSON: Final = "application/x-ndjson"
 _ABOUT: Final = (
-    "Tasks that reach their target at their time, to the millisecond. Errors are RFC 9457 problem documents; `type` is"
-    " stable. Lists with a parameter `cursor` are paged; keys, pauses, workers, targets and beats come whole."
+    "Tasks that reach their target at their time, to the millisecond. Errors are RFC 9457 problem documents with a"
+    " stable type. Lists with a parameter cursor are paged; keys, pauses, workers, targets and beats come whole."
     " A put with an id, or with an Idempotency-Key, may be repeated and counts once."
 )
 

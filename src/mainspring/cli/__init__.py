@@ -338,7 +338,8 @@ def naming_options(command: Any) -> Any:
             return invoke(context)
         except NotFound as error:
             if context.parent is not None and context.parent.info_name in _LISTED:
-                error.add_note(f"try: {context.parent.command_path} list")
+                namespace = context.params.get("namespace")
+                error.add_note(f"try: {context.parent.command_path} list{f' -n {namespace}' if namespace else ''}")
             raise
         except InvalidInput as error:
             typed = {

@@ -24,6 +24,7 @@ from mainspring.cli.options import (
     place_of,
     remote,
     server_url,
+    to_try,
 )
 from mainspring.cli.output import ProgressBar, wrapped
 from mainspring.cli.task import not_found, with_client
@@ -259,7 +260,7 @@ def send_beat(
         print(f"{name}: removed")
     else:
         error = not_found(config, f"there is no beat {name!r}")
-        error.add_note("try: mainspring notify beats")
+        error.add_note(to_try(config, "mainspring notify beats"))
         raise error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 import msgspec
 import typer
 
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of, to_try
 from mainspring.cli.output import aligned, print_json, print_message, printable, relative
 from mainspring.model.explain import moment
 
@@ -128,7 +128,8 @@ def _show(found: Listing, config: "Config", output: str, *, utc: bool) -> None:
         for row in found.rows:
             print(printable(str(row[found.named])))
     elif not found.rows:
-        print_message(f"{found.empty} in {place_of(config)}" + (f"\ntry: {found.hint}" if found.hint else ""))
+        hint = f"\n{to_try(config, found.hint)}" if found.hint else ""
+        print_message(f"{found.empty} in {place_of(config)}{hint}")
     else:
         print_rows(found.columns, found.rows, whole=output == "wide", utc=utc, spare=found.spare)
     if found.more is not None:

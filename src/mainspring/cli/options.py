@@ -62,6 +62,13 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
     return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
 
 
+def to_try(config: "Config", command: str) -> str:
+    """Return the line that suggests a command, with the namespace that was looked at."""
+    namespace = config.namespace if config.api_url is None else config.api_namespace
+    needed = namespace not in (None, "main") and command.startswith("mainspring ")
+    return f"try: {command} -n {namespace}" if needed else f"try: {command}"
+
+
 def place_of(config: "Config") -> str:
     """Return the namespace and the server that a command looked at, for messages."""
     if config.api_url is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, connected, listing
-from mainspring.cli.options import Json, OnlyTarget, completing, new_group, place_of
+from mainspring.cli.options import Json, OnlyTarget, completing, new_group, place_of, to_try
 from mainspring.cli.output import aligned, answer_lines, output_lines, print_json, print_message, printable
 from mainspring.cli.task import not_found, with_client
 from mainspring.model.explain import moment, span
@@ -131,10 +131,10 @@ def log(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run is over.")] = False,
 ) -> None:  # fmt: skip
     """Print what a run has written: log lines of a handler, or output of a command."""
-    with_client(config, lambda client: _print_log(client, id, lane, follow, place_of(config)))
+    with_client(config, lambda client: _print_log(client, id, lane, follow, config))
 
 
-async def _print_log(client: "Client", id: str, lane: str | None, follow: bool, place: str) -> None:
+async def _print_log(client: "Client", id: str, lane: str | None, follow: bool, config: "Config") -> None:
     part, written = await client.run_log(id, lane=lane), False
     while True:
         written = written or bool(part.text)
@@ -146,7 +146,7 @@ async def _print_log(client: "Client", id: str, lane: str | None, follow: bool, 
         part = await client.run_log(id, lane=lane, cursor=part.next)
     if not written:
         kept = f"nothing is written{'' if part.over else ' yet'}, or nothing of it is kept"
-        print_message(f"{id}: {kept} ({place})\ntry: mainspring run list")
+        print_message(f"{id}: {kept} ({place_of(config)})\n{to_try(config, 'mainspring run list')}")
 
 
 @app.command()

@@ -22,6 +22,7 @@ from mainspring.cli.options import (
     opened_store,
     place_of,
     remote,
+    to_try,
 )
 from mainspring.cli.output import lines_of, print_json, print_message, printable, relative, wrapped
 from mainspring.model.errors import Ambiguous, NotConfirmed, NotFound, Unavailable
@@ -100,7 +101,8 @@ def get(config: "Config", id: TaskId, lane: TaskLane = None, json: Json = False)
             if value not in (None, ()) and (name != "attempt" or info.due_ms is not None):
                 print(printable(f"{name.removesuffix('_ms'):10} {_spoken(name, value)}"))
         if info.state in ("dead", "done"):  # too little of it is kept here
-            print_message(f"try: mainspring {'dead show' if info.state == 'dead' else 'task result'} {id}")
+            more = "dead show" if info.state == "dead" else "task result"
+            print_message(to_try(config, f"mainspring {more} {printable(id)}"))
     if info.state == "unknown":
         raise typer.Exit(1)
 

@@ -206,6 +206,11 @@ class RunsBeside:
     def _store(self) -> Store:
         return self._open_store()
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the schedules."""
+        return self._store.keys.namespace
+
     async def trigger(self, name: str, *, after: Delay | None = None) -> Handle[Coroutine[Any, Any, Any]]:
         """Run a schedule now, or `after` a delay, whatever its times say and also while it is paused.
 

@@ -62,10 +62,11 @@ async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleVi
             declared.name, view.runs, declared.max_runs,
         )  # fmt: skip
         return True
+    typed = f"{present.name} -n {schedules.namespace}"
     if present.pinned:
         log.warning(
             "schedule %r is pinned at generation %d and stays; 'mainspring schedule edit %s --no-pin' lets this program"
-            " change it at its next start", present.name, present.generation, present.name,
+            " change it at its next start", present.name, present.generation, typed,
         )  # fmt: skip
         return True
     try:
@@ -78,7 +79,7 @@ async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleVi
         "schedule %r is now as this program declares it (before: generation %d, %s); 'mainspring schedule rollback %s'"
         " brings the former one back, 'mainspring schedule edit %s --pin' keeps it",
         present.name, present.generation, f"by {present.by}" if present.by else "declared by a program",
-        present.name, present.name,
+        typed, typed,
     )  # fmt: skip
     return True
 
