@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .model.targets.command import Command
     from .model.targets.webhook import Signer
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
-    from .model.workers import QueueInfo, WorkerInfo
+    from .model.workers import QueueInfo, QueuePage, WorkerInfo
     from .node.node import Node
     from .scheduler.declarations import Function, Order
     from .scheduler.scheduler import Entry, EntryRun, Scheduler
@@ -108,6 +108,7 @@ __all__ = [
     "PayloadTooLarge",
     "PutSummary",
     "QueueInfo",
+    "QueuePage",
     "Recurrence",
     "Refused",
     "ReplaySummary",
@@ -228,7 +229,7 @@ _MODULES: Final = {
         "Task",
         "TaskInfo",
     ),
-    "model.workers": ("QueueInfo", "WorkerInfo"),
+    "model.workers": ("QueueInfo", "QueuePage", "WorkerInfo"),
     "node.node": ("Node",),
     "scheduler.declarations": (
         "Function",

@@ -170,12 +170,12 @@ async def test_bars_of_both_charts_begin_in_one_column_and_the_last_hour_counts(
     assert len({bar.index("█") for bar in bars}) == 1
 
 
-async def test_a_dead_task_leads_to_its_dead_letter_and_shows_no_attempt(server: Server, ticker: Ticker) -> None:
+async def test_a_dead_task_leads_to_its_dead_letter_and_shows_its_last_attempt(server: Server, ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Retry("closed"))
-    await ticker.client.put("log:", 1, id="bad", retry="1 base=1s")
+    await ticker.client.put("log:", 1, id="bad", retry="2 base=1s")
     await ticker.advance(seconds=5)
     ended = await asyncio.to_thread(in_pipe, "task", "get", "bad", "--redis-url", server.url)
-    assert "attempt" not in ended.stdout
+    assert re.search(r"^attempt +2$", ended.stdout, re.MULTILINE)
     assert ended.stderr == "try: mainspring dead show bad\n"
 
 

@@ -120,7 +120,7 @@ async def test_the_history_does_not_answer_for_one_of_several_lanes(
         assert (info.state, info.lane) == ("done", lane)
     assert {run.record.lane for run in (await client.runs(id="dup")).runs} == set(lanes)
     assert [run.record.lane for run in (await client.runs(id="dup", lane=X)).runs] == [X]
-    with pytest.raises(InvalidInput, match="lane is that of a task: give its id too"):
+    with pytest.raises(InvalidInput, match="lane: give the id of the task too"):
         await client.runs(lane=X)
 
 

@@ -72,8 +72,8 @@ def test_config_show_prints_every_setting_its_source_and_no_secret(tmp_path: Pat
     assert shown["timezone"] == {"value": "UTC", "from": "default"}
     plain = show(tmp_path)
     assert SECRET not in ended.stdout + plain.stdout
-    assert len(plain.stdout.splitlines()) == len(SETTINGS)
-    assert len(show(tmp_path, "--changed").stdout.splitlines()) == 6
+    assert len(plain.stdout.splitlines()) == 1 + len(SETTINGS)
+    assert len(show(tmp_path, "--changed").stdout.splitlines()) == 1 + 6
 
 
 def test_config_show_refuses_what_is_no_setting(tmp_path: Path) -> None:

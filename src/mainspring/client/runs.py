@@ -112,12 +112,10 @@ class RunOperations:
             to_ms=RunFilter().to_ms if ended_before is None else instant_ms(ended_before, field="ended_before"),
         )
         if lane is not None and id is None:
-            raise InvalidInput("lane: name the id of the task too; a lane alone chooses no runs")
+            raise InvalidInput("lane: give the id of the task too; a lane alone chooses no runs")
         if not 0 <= where.from_ms < where.to_ms:
             raise InvalidInput("the range is empty: ended_before must be later than ended_after")
         if id is None:
-            if lane is not None:
-                raise InvalidInput("lane is that of a task: give its id too")
             return await history.list_runs(self.store, where, cursor, limit)
         return await history.runs_of_task(self.store, await resolve(self.store, id, lane), where, cursor, limit)
 
