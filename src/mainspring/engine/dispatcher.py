@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -132,7 +132,7 @@ ROUND_OUTCOMES: Final = 500
 """Outcomes and moves in one round of commits: a target that died may leave thousands, while other tasks are due."""
 
 MOST_OCCURRENCES: Final = 1_000
-"""Begins of schedules after which a tick is sent; the next one follows at once."""
+"""Begins of schedules after which a call is sent, while the next one is made."""
 
 COMMIT_WAIT_S: Final = 0.05
 """Longest wait of a commit: it is sent with a begin, or alone when nothing is due. Few calls, few repeats at a
@@ -172,7 +172,7 @@ class Dispatcher:
         began_s, before = time.monotonic(), self._deliveries.begun
         failures = [
             await self._send(self._unanswered()),
-            await self._send(self._begins(began_s)),
+            *await self._tick(began_s),
             await self.acks.look(),
         ]
         self._spill()
@@ -188,21 +188,16 @@ class Dispatcher:
         """Return the seconds until something is due, or a commit has waited long enough."""
         wait_s, soonest_ms, dirty_since = self.acks.wait_s, inf, inf
         for one in self._owned.values():
-            if one.unwritten or one.has_outcomes or (one.may_begin and (one.has_ready or one.to_move)):
+            if one.to_commit:
                 return 0.0
             if one.may_begin:
+                if one.has_ready or one.to_move:
+                    return 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
-        if self._room > 0:
+        if self._flow.free(self._deliveries.in_flight) > 0:  # nothing is unwritten here
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         return min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
-
-    @property
-    def _room(self) -> int:
-        """Return how many tasks may begin now. Unwritten outcomes count as in flight: a target that fails faster than
-        its retries are written must not fill the memory."""
-        unwritten = sum(one.unwritten for one in self._owned.values())
-        return self._flow.free(self._deliveries.in_flight + unwritten)
 
     def _room_made(self) -> None:
         if self._lookahead.waits_for_room:
@@ -214,7 +209,26 @@ class Dispatcher:
         """Return calls whose replies were lost, unchanged: the server knows by their number whether it applied them."""
         return [one.unanswered for one in self._owned.values() if one.unanswered is not None]
 
-    def _begins(self, now_s: float) -> list[OwnerCall]:
+    async def _tick(self, now_s: float) -> list[StoreError | None]:
+        """Begin what is due; return the failures. Very many runs of schedules leave in several calls."""
+        sends: list[asyncio.Task[StoreError | None]] = []
+        calls: list[OwnerCall] = []
+        occurrences = 0
+        try:
+            for begun in self._begins(now_s):
+                calls.append(begun)
+                occurrences += len(begun.section.occurrences)
+                if occurrences >= MOST_OCCURRENCES:
+                    sends.append(asyncio.create_task(self._send(calls)))
+                    await asyncio.sleep(0)  # it leaves now: the server works on it while the next one is made
+                    calls, occurrences = [], 0
+            failure = await self._send(calls)
+            return [failure, *await asyncio.gather(*sends)] if sends else [failure]
+        finally:
+            for one in sends:
+                one.cancel()  # broken off: its call stays unanswered, and only whoever repeats it may apply the answer
+
+    def _begins(self, now_s: float) -> Iterator[BeginCall]:
         """Begin what is due, as far as there is room, and commit plain successes that have waited long enough.
 
         In a backlog the first few partitions take all the room in large bites: a whole slice at once costs far less per
@@ -222,10 +236,13 @@ class Dispatcher:
         """
         now_ms = self._store.clock.now_ms()
         self._flow.tick()
-        room = all_room = min(TICK_TASKS, self._room)
-        occurrences = 0
-        calls: list[OwnerCall] = []
+        # Unwritten outcomes count as in flight: a target that fails faster than its retries are written must not fill
+        # the memory.
+        unwritten = sum(one.unwritten for one in self._owned.values())
+        room = all_room = min(TICK_TASKS, self._flow.free(self._deliveries.in_flight + unwritten))
         for partition in _in_turn(self._owned.values(), self._last_served):
+            if self._owned.get(partition.number) is not partition:
+                continue  # lost while the calls before were sent
             limit = min(room, BITE_TASKS) if partition.may_begin_now(now_ms) else 0
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S
             if not (limit > 0 or commit) or not partition.holds_lease:
@@ -241,12 +258,8 @@ class Dispatcher:
                 self._last_served = partition.number
                 room -= max(0, held_back)
             if begun is not None:
-                calls.append(begun)
                 room -= begun.tasks
-                occurrences += len(begun.section.occurrences)
-                if occurrences >= MOST_OCCURRENCES:
-                    break
-        return calls
+                yield begun
 
     def _spill(self) -> None:
         """Let held tasks move into hold slices with the next commits, a few per round, partition by partition."""
@@ -264,7 +277,7 @@ class Dispatcher:
         """Write outcomes of deliveries, then moves into hold slices, at most `most` in all; serve each partition once
         before any of them twice. Tasks for workers always go to their queues."""
         calls: list[OwnerCall] = []
-        in_turn = _in_turn(self._owned.values(), self._last_committed)
+        in_turn = _in_turn([one for one in self._owned.values() if one.to_commit], self._last_committed)
         for partition in sorted(in_turn, key=lambda one: not one.unwritten):
             call = partition.commit(int(min(most, MOST_OUTCOMES)))
             if call is not None:

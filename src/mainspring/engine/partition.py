@@ -300,12 +300,18 @@ class Partition:
     @property
     def has_writes(self) -> bool:
         """True if something has ended, or waits for a worker, and the server does not know it."""
-        return bool(self._dirty or self.has_outcomes or self._ready)
+        return bool(self._dirty) or self.to_commit
+
+    @property
+    def to_commit(self) -> bool:
+        """True if an outcome, a move, or a task for workers waits for a commit."""
+        return bool(self._outcomes or self._ready) or self.hold_policy.has_outcomes
 
     @property
     def unwritten(self) -> int:
         """Number of tasks whose outcome or hand-off is not on its way yet."""
-        return len(self._outcomes) + sum(len(group.flights) for _, group in self._ready)
+        # Every round asks every partition, and most have nothing ready.
+        return len(self._outcomes) + (sum(len(group.flights) for _, group in self._ready) if self._ready else 0)
 
     @property
     def _quiet(self) -> bool:

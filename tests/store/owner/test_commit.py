@@ -113,7 +113,7 @@ async def test_done_bits_never_travel_ahead_of_their_retry(ticker: Ticker, ticke
         await _breathe()
     assert any(one.has_outcomes for one in ticker.engine.owned.values())
     # As in a round for which this outcome came too late.
-    await dispatcher._send(dispatcher._begins(time.monotonic() + 1))
+    await dispatcher._tick(time.monotonic() + 1)
     await ticker.crash()
     ticker.clock.advance(seconds=6)
     second = await tickers()
