@@ -216,7 +216,7 @@ class Model:
         if rows and not task.copies:
             assert len(rows) == 1, f"task {task.n} stands twice: {rows}"
         if rows:
-            # Of several copies, the one that has got furthest.
+            # If there are several copies, take the one that got furthest.
             self._stands(task, max(rows, key=lambda row: (row.attempt, row.fired)))
         elif task.open:
             self._gone(task)

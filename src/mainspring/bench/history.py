@@ -52,8 +52,8 @@ class HistoryFigures(msgspec.Struct, frozen=True):
     last_50_of_schedule_ms_p50: float
     last_50_of_schedule_ms_p99: float
     ping_ms_p99: float
-    """Of a bare exchange with the server, measured in turns with these reads: what a busy machine adds to each of their
-    two."""
+    """A bare exchange with the server, measured by turns with these reads, which make two exchanges each: a busy
+    machine delays both."""
     failures_of_24h_ms: float
     """Time to read the newest 1,000 failures, one in a hundred runs."""
     budget_used: float

@@ -366,7 +366,7 @@ class Episodes:
                 continue
             key = f"{channel.name}|{signal.key}"
             before = self.known.get(key)
-            # The receiver is told of: of thousands of schedules, those that try it for the breaker are not told too.
+            # The receiver has its own notice: the few runs that try it meanwhile belong to other schedules each time.
             mute = bool(signal.receiver) and f"{channel.name}|breaker|{signal.receiver}" in self.known
             after, notice = decide(before, signal, channel.rule, mute=mute)
             if after != before:

@@ -60,9 +60,8 @@ class Sessions:
     """One session that reuses its connections, and one that closes each after its answer.
 
     A connection is kept for some time after its answer, and only connections in flight are counted elsewhere: thousands
-    of hosts, each called once, would use up the process's file descriptors. If the limit of kept connections is
-    reached, a host that needs another one gets it for one answer only. that needs another one gets it for one answer
-    only.
+    of hosts, each called once, would use up the process's file descriptors. Once the limit of kept connections is
+    reached, a host that needs another one gets it for one answer only.
     """
 
     def __init__(self, guard: AddressGuard, most_kept: int) -> None:
