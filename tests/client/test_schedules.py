@@ -29,7 +29,7 @@ from mainspring.store.tasks.index import IdRow
 from mainspring.store.tasks.put import Widths
 from mainspring.store.tasks.put_ids import put_ids
 from mainspring.store.verify.checks import verify
-from mainspring.testing.faults import bad_road, calls
+from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -510,6 +510,35 @@ async def test_lost_calls_of_a_tick_are_repeated_and_the_others_are_not(
     assert sorted(one.id for one in ticker.deliveries) == sorted(
         f"{name}@2027-01-15T08:00:{second}Z" for name in names for second in (10, 20)
     )
+    assert (await verify(store)).left == 0
+
+
+async def test_a_stop_between_the_calls_of_a_tick_delivers_each_run_once(
+    ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop repeats calls without an answer. If the answers still come, nobody else may apply them."""
+    monkeypatch.setattr("mainspring.engine.dispatcher.MOST_OCCURRENCES", 20)
+    names = [f"job-{n}" for n in range(400)]
+    await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
+    assert await ticker.advance(seconds=9) == []
+    ticker.clock.advance(seconds=1)
+    dispatcher, owned, is_tick = ticker.engine.dispatcher, ticker.engine.owned.values(), calls("tick")
+    faults: list[Fault] = ["late reply"] * 100
+    with bad_road(ticker.engine.store) as road:
+        road.next(*faults, only=lambda commands: not step.cancelling() and is_tick(commands))
+        step = asyncio.create_task(dispatcher.step())
+        async with asyncio.timeout(10):
+            while not all(one.unanswered for one in owned):  # noqa: ASYNC110 - there is no event for this
+                await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        await dispatcher.drain()
+        road.deliver_late()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await dispatcher.drain()
+    await ticker.turn()
+    assert sorted(one.id for one in ticker.deliveries) == sorted(f"{name}@2027-01-15T08:00:10Z" for name in names)
     assert (await verify(store)).left == 0
 
 
