@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from mainspring.client.client import Client
-from mainspring.model.errors import Conflict, StoreError
+from mainspring.model.errors import Conflict, NotFound, StoreError
 from mainspring.model.ids import idempotency_key, occurrence_id
 from mainspring.model.schedule.input import define
 from mainspring.model.task import Handle, Task
@@ -133,8 +133,10 @@ class Load:
         due_ms, asked_us, sure = self._other_due_ms(put.accepted), now_us(), True
         try:
             await self._client.reschedule(put.id, at=due_ms, lane=put.accepted.lane)
-        except Conflict:
-            return  # it has begun: nothing changed
+        except (Conflict, NotFound):
+            # It has begun, or is over since a long failover, or the failover lost it: whether that was allowed is
+            # known at the end. Nothing changed.
+            return
         except StoreError:
             sure = False
         # A move promises no more than the server itself: there is no level to ask for.
