@@ -74,7 +74,7 @@ def leave(partition: Partition, now_ms: int, limit: int) -> list[Flight]:
 
 def fail(partition: Partition, flight: Flight) -> None:
     retry = NewPlace(flight.idh, Slice(1000, 60_000), flight.row, flight.address)
-    partition.settle(Settled(flight.live, flight.index, retry=retry), flight)
+    partition.settle(Settled(flight.live, (flight.index,), retry=retry), [flight])
 
 
 def is_done(flight: Flight) -> bool:
@@ -86,7 +86,7 @@ def test_a_failed_task_is_done_with_the_commit_that_writes_its_retry_and_not_bef
     first, second, third = leave(partition, 5_000, 3)
     fail(partition, first)
     fail(partition, second)
-    partition.settle(Settled(third.live, third.index, delivered=True), third)
+    partition.settle(Settled(third.live, (third.index,), delivered=True), [third])
     begun = taken(partition, 5_000, 1)
     assert [is_done(one) for one in (first, second, third)] == [False, False, True], "any call may write done bits"
     partition.answered(begun, "ok", [b""] * len(begun.touched))
@@ -114,7 +114,7 @@ def test_a_lane_continues_on_the_server_although_the_outcome_that_freed_it_was_d
     partition.add(live)
     partition.hold_lane("l", bytes(16), 0, 0)
     [head] = leave(partition, 5_000, 10)
-    partition.settle(Settled(live, head.index, death=Death(head.idh, b"letter", 5_000)), head)
+    partition.settle(Settled(live, (head.index,), death=Death(head.idh, b"letter", 5_000)), [head])
     partition.forget(live)
     call = partition.commit()
     assert call is not None
@@ -129,7 +129,7 @@ def test_details_of_runs_count_in_the_size_of_a_commit() -> None:
     for flight in flights:
         record = RunRecord.of(flight, DELIVERED, DONE, 1_000, 1_000, "node")
         details = RunDetails(Response(200, (), body))
-        partition.settle(Settled(flight.live, flight.index, delivered=True, runs=(Run(record, details),)), flight)
+        partition.settle(Settled(flight.live, (flight.index,), delivered=True, runs=(Run(record, details),)), [flight])
     sizes = []
     while (call := partition.commit()) is not None:
         sizes.append(len(call.work.runs))
@@ -147,10 +147,10 @@ def test_nothing_moves_behind_a_failed_head_before_the_head_is_written() -> None
     *others, head = leave(partition, 5_000, 1_000)
     assert [one.lane for one in (*others, head)] == [None] * ROWS + ["l"]
     large = NewPlace(others[0].idh, Slice(1000, 60_000), bytes(MOST_BYTES), others[0].address)
-    partition.settle(Settled(others[0].live, others[0].index, retry=large), others[0])
+    partition.settle(Settled(others[0].live, (others[0].index,), retry=large), [others[0]])
     hold = partition.hold_lane("l", head.idh, 3_600_000, 5_000)
     retry = NewPlace(head.idh, Slice(1000, 3_600_000), head.row, head.address)
-    partition.settle(Settled(live, head.index, is_over=False, retry=retry, hold=hold), head)
+    partition.settle(Settled(live, (head.index,), is_over=False, retry=retry, holds=(hold,)), [head])
     sizes = []
     while (call := partition.commit()) is not None:
         sizes.append((len(call.work.holds), len(call.work.moves)))
@@ -174,7 +174,7 @@ def test_the_count_of_finished_tasks_stays_with_their_done_bits_when_a_begin_is_
     partition = partition_with(0)
     flights = leave(partition, 5_000, 3)
     for flight in flights:
-        partition.settle(Settled(flight.live, flight.index, delivered=True), flight)
+        partition.settle(Settled(flight.live, (flight.index,), delivered=True), [flight])
     refused = taken(partition, 5_000, 1)
     assert refused.section.finished == 3
     partition.answered(refused, "early")

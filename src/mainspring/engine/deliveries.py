@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -251,9 +252,11 @@ class Deliveries:
         self.meters.settled(batch.kind, (self._clock.now_ms() - batch.began_ms) / 1000, done)
         for group in batch.groups:
             self.meters.began_late(batch.kind, group.live, group.flights, batch.began_ms)
-        if done == count and not self._needs_more(batch):
+        if done == count:
+            answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
+            said = iter(outcomes if answers else ())
             for group in batch.groups:
-                self._all_done(group, batch.began_ms)
+                self._done(group, list(islice(said, len(group.flights))), batch.began_ms)
         else:
             for flight, outcome in zip(batch.flights, outcomes, strict=True):
                 if isinstance(outcome, Dead) and outcome.disables:
@@ -261,35 +264,25 @@ class Deliveries:
                 self._settle_one(flight, outcome, batch.began_ms)
         self.delivered += count
 
-    def _needs_more(self, batch: SinkBatch) -> bool:
-        """Return whether a success may need more than its done bit: a stored answer, or a record."""
-        answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
-        return answers or self._outcomes.keeps_successes(batch.target)
-
-    def _all_done(self, group: FlightGroup, began_ms: int) -> None:
-        """Settle a group at once if only its done bits have to be written."""
-        live = group.live
-        if live.has_lanes or live.has_schedules:
-            for flight in group.flights:
-                self._settle_one(flight, DONE, began_ms)
-            return
-        partition = self._owned.get(live.partition)
-        if partition is not None and not live.forgotten and partition.done(group):
-            self._loops.fire.wake()
+    def _done(self, group: FlightGroup, said: Sequence[Outcome], began_ms: int) -> None:
+        partition = self._owned.get(group.live.partition)
+        if partition is None or group.live.forgotten:
+            return  # another owner has it, or its slice is read again
+        for settled, flights in self._outcomes.done(group, said, began_ms):
+            self._land(partition, settled, flights)
 
     def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
+        if isinstance(outcome, Done):
+            self._done(FlightGroup(flight.live, [flight], [flight.index]), [outcome], began_ms)
+            return
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
-            return  # another owner has it, or its slice is read again
-        if isinstance(outcome, Done):
-            settled = self._outcomes.done(flight, outcome, began_ms)
-        else:
-            if not partition.holds_lease:
-                # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
-                self._keeper.lose(partition, "its lease ran out before a failed delivery was settled")
-                return
-            settled = self._failed(partition, flight, outcome, began_ms)
-        self._land(partition, flight, settled)
+            return
+        if not partition.holds_lease:
+            # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
+            self._keeper.lose(partition, "its lease ran out before a failed delivery was settled")
+            return
+        self._land(partition, self._failed(partition, flight, outcome, began_ms), [flight])
 
     def _failed(self, partition: Partition, flight: Flight, outcome: Retry | Dead, began_ms: int) -> Settled:
         try:
@@ -306,12 +299,12 @@ class Deliveries:
         if partition is None or flight.live.forgotten:
             return
         settled = self._outcomes.ended_by_worker(partition, flight, verdict, traceback)
-        self._land(partition, flight, settled._replace(ack=flight.address))
+        self._land(partition, settled._replace(ack=flight.address), [flight])
         self.delivered += 1
 
-    def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:
-        partition.settle(settled, flight, self._clock.now_ms())
-        self._loops.fire.wake()
+    def _land(self, partition: Partition, settled: Settled, flights: Sequence[Flight]) -> None:
+        if partition.settle(settled, flights, self._clock.now_ms()):
+            self._loops.fire.wake()
 
     def note(self, partition: Partition) -> None:
         """Bury entries that a begin could not read, and count and record planned times that did not run."""

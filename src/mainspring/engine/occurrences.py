@@ -241,13 +241,14 @@ class Chains:
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    def over(self, flight: Flight, outcome: str, now_ms: int) -> None:
-        """Note that a run of a schedule has ended, with no further attempt."""
-        ongoing = self.runs.get(flight.row[5:21])
-        if ongoing is not None:
-            ongoing.over = PastRun(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
-            self.ended[ongoing.name] = ongoing
-            self.asks = True
+    def over(self, flights: Iterable[Flight], outcome: str, now_ms: int) -> None:
+        """Note that runs of schedules have ended, with no further attempt."""
+        for flight in flights:
+            ongoing = self.runs.get(flight.row[5:21])
+            if ongoing is not None:
+                ongoing.over = PastRun(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
+                self.ended[ongoing.name] = ongoing
+                self.asks = True
 
     def forget(self, live: LiveSlice) -> None:
         """Forget occurrences of a slice that is read again or belongs to another owner."""

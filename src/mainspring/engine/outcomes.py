@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -23,7 +23,7 @@ from ..model.delivery import (
     has_expired,
     was_sent,
 )
-from ..model.ids import idh_of
+from ..model.ids import idh_of, schedule_of
 from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
@@ -50,9 +50,10 @@ from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner.fire import Death, NewPlace
 from ..store.records import KeptResult
+from ..store.runs import RUNS_AN_ENTRY
 from .due import Damaged
 from .flight import Flight, FlightGroup
-from .holds import row_of
+from .holds import LaneHold, row_of
 from .partition import Partition, Settled
 from .slice import LiveSlice
 
@@ -146,6 +147,11 @@ def _leaving(flight: Flight, place: Slice, row: bytes) -> NewPlace:
     return NewPlace(flight.idh, place, row, flight.address, flight.live.name, flight.mark)
 
 
+def _details(said: Outcome) -> RunDetails | None:
+    trace = trace_of(error_of(said))
+    return RunDetails(said.response, traceback=trace) if said.response is not None or trace else None
+
+
 def _kind(flight: Flight) -> str:
     return flight.body.target.partition(":")[0]
 
@@ -172,24 +178,16 @@ class Outcomes:
 
     # -- history ----------------------------------------------------------------------------------------
 
-    def keeps_successes(self, target: str) -> bool:
-        """Return whether the history keeps deliveries to this target that succeeded."""
-        return self._history.rule(target) == "all"
-
-    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int) -> RunRecord:
+    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int, now_ms: int) -> RunRecord:
         began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
         answer_bytes = 0 if said.response is None else len(said.response.body)
-        now_ms = self._clock.now_ms()
         return RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node, answer_bytes=answer_bytes)
 
-    def _runs(self, record: RunRecord, said: Outcome) -> tuple[Run, ...]:
-        """Return what the history keeps of an attempt."""
-        if not self._history.keeps(record):
-            return ()
-        trace = trace_of(error_of(said))
-        return (
-            Run(record, RunDetails(said.response, traceback=trace) if said.response is not None or trace else None),
-        )
+    def _keeps_success(self, flight: Flight) -> bool:
+        """Return whether the history keeps a delivery that succeeded."""
+        body = flight.body
+        schedule = None if body.occurrence is None or body.id is None else schedule_of(body.id)
+        return self._history.rule(body.target, None, schedule) == "all"
 
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
         """Return what the history keeps of a former owner's attempts. Flights for workers have not run yet."""
@@ -209,16 +207,31 @@ class Outcomes:
 
     # -- verdicts ---------------------------------------------------------------------------------------
 
-    def done(self, flight: Flight, said: Done, began_ms: int) -> Settled:
-        """Return what commit has to write for a delivery that succeeded: most need their done bit only."""
-        runs = self._runs(self._record(flight, DELIVERED, said, began_ms), said)
-        return Settled(flight.live, flight.index, delivered=True, answer=self._answer(flight, said), runs=runs)
+    def done(
+        self, group: FlightGroup, said: Sequence[Outcome], began_ms: int
+    ) -> Iterator[tuple[Settled, Sequence[Flight]]]:
+        """Return what commit has to write for deliveries that succeeded: most need their done bits only."""
+        live, flights, now_ms = group.live, group.flights, self._clock.now_ms()
+        all_kept = not live.has_schedules and self._keeps_success(flights[0])
+        if not (said or all_kept or live.has_schedules):
+            yield Settled(live, group.indexes, delivered=True), flights
+            return
+        said = said or [DONE] * len(flights)
+        for first in range(0, len(flights), RUNS_AN_ENTRY):
+            last = first + RUNS_AN_ENTRY
+            answers, runs = [], []
+            for flight, one in zip(flights[first:last], said[first:last], strict=True):
+                if isinstance(one, Done) and (answer := self._answer(flight, one, now_ms)) is not None:
+                    answers.append(answer)
+                if all_kept or (live.has_schedules and self._keeps_success(flight)):
+                    runs.append(Run(self._record(flight, DELIVERED, one, began_ms, now_ms), _details(one)))
+            settled = Settled(live, group.indexes[first:last], delivered=True, answers=tuple(answers), runs=tuple(runs))
+            yield settled, flights[first:last]
 
-    def _answer(self, flight: Flight, outcome: Done) -> KeptResult | None:
+    def _answer(self, flight: Flight, outcome: Done, now_ms: int) -> KeptResult | None:
         """Return the receiver's response as the stored result that callers wait for."""
         if not outcome.keep_ms or outcome.response is None:
             return None
-        now_ms = self._clock.now_ms()
         result = Result(
             "done",
             attempt=flight.attempt,
@@ -240,21 +253,23 @@ class Outcomes:
         settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
         if not verdict.counted:
             return settled
-        record = self._record(flight, verdict, said, began_ms)
+        record = self._record(flight, verdict, said, began_ms, now_ms)
         self._failures.report(record.failure(said, flight.idempotency_key))
-        return settled._replace(runs=self._runs(record, said))
+        return settled._replace(runs=(Run(record, _details(said)),)) if self._history.keeps(record) else settled
 
     def ended_by_worker(self, partition: Partition, flight: Flight, verdict: Verdict, traceback: str) -> Settled:
         """Return what commit has to write for a task of a lane that a worker has ended, and reported."""
         if verdict.end in ("done", "cancelled"):  # the mark of a cancelled task is already set, and counted
-            return Settled(flight.live, flight.index, delivered=verdict.end == "done")
+            return Settled(flight.live, (flight.index,), delivered=verdict.end == "done")
         if flight.body.lane is not None:
             now_ms, lane = self._clock.now_ms(), self._lanes.of(flight.body.target)
             judged = parked(verdict, verdict.reason, lane, now_ms, self._since_ms(partition, flight, now_ms))
             if judged.end == "parked" and lane.on_failure == "block":
                 # The worker reported a retry: only the owner knows that the lane has been blocked for too long.
                 said = Retry(judged.reason, brief="its run on a worker failed")
-                self._failures.report(self._record(flight, judged, said, 0).failure(said, flight.idempotency_key))
+                self._failures.report(
+                    self._record(flight, judged, said, 0, now_ms).failure(said, flight.idempotency_key)
+                )
             verdict = judged
         return self._carry_out(partition, flight, verdict, traceback)
 
@@ -287,12 +302,12 @@ class Outcomes:
         # Flag the retry of a schedule's run too: the run ends when its last attempt does.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        held = None
+        holds: tuple[LaneHold, ...] = ()
         if body.lane is not None and not skips:
             first = verdict.counted and flight.attempt == 1
-            held = partition.hold_lane(body.lane, flight.idh, due_ms, now_ms, first=first)
+            holds = (partition.hold_lane(body.lane, flight.idh, due_ms, now_ms, first=first),)
         retry = _leaving(flight, place, row)
-        return Settled(flight.live, flight.index, is_over=skips, retry=retry, hold=held)
+        return Settled(flight.live, (flight.index,), is_over=skips, retry=retry, holds=holds)
 
     def _park(self, partition: Partition, flight: Flight, reason: str) -> Settled:
         """Move the head first into the lane's hold slice, where it waits with the others."""
@@ -304,7 +319,7 @@ class Outcomes:
         body = replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         held = partition.hold_lane(lane, flight.idh, now_ms, now_ms, parked=True)
         retry = _leaving(flight, place, row_of(place, flight, body))
-        return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
+        return Settled(flight.live, (flight.index,), is_over=False, retry=retry, holds=(held,))
 
     def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
@@ -315,7 +330,7 @@ class Outcomes:
         )
         death = Death(flight.idh, dead_letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
-        return Settled(flight.live, flight.index, death=death)
+        return Settled(flight.live, (flight.index,), death=death)
 
     def bury_damaged(self, damaged: Damaged) -> Settled:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
@@ -327,4 +342,4 @@ class Outcomes:
         record = RunRecord(idh, "dead", 1, due_ms, 0, now_ms, UNREADABLE, self._node, reason)
         self._failures.report(record.failure(Dead(reason), ""))
         self.meters.buried("unreadable", reason)
-        return Settled(damaged.live, damaged.row_index, fired=False, death=Death(idh, dead_letter.encode(), now_ms))
+        return Settled(damaged.live, (damaged.row_index,), fired=False, death=Death(idh, dead_letter.encode(), now_ms))

@@ -59,26 +59,26 @@ class PartitionLost(Exception):
 
 
 class Settled(NamedTuple):
-    """Outcome of a row, if the server needs more than its done bit.
+    """Outcome of a row, or of several that were delivered together, and what the server needs beside their done bits.
 
-    The done bit enters memory with the call that writes the rest, not before: any call may write any done bits.
+    The done bits enter memory with the call that writes the rest, not before: any call may write any done bits.
     """
 
     live: LiveSlice | None = None
     """None for a lane that continues although none of its tasks has ended here."""
-    row_index: int = -1
+    rows: Sequence[int] = ()
     fired: bool = True
     """False for rows that were never begun: repeats of one put, and damaged entries."""
     is_over: bool = True
-    """True if the task has ended: its lane and its schedule continue."""
+    """True if the tasks have ended: their lanes and their schedules continue."""
     delivered: bool = False
     retry: NewPlace | None = None
     death: Death | None = None
-    hold: LaneHold | None = None
+    holds: tuple[LaneHold, ...] = ()
     repeats: bool = False
-    """True if the row repeats a put: it is counted, but not delivered."""
-    answer: KeptResult | None = None
-    """The receiver's response, stored before the task counts as done."""
+    """True if the rows repeat a put: they are counted, but not delivered."""
+    answers: tuple[KeptResult, ...] = ()
+    """The receivers' responses, stored before the tasks count as done."""
     runs: tuple[Run, ...] = ()
     """What happened, for the history."""
     leaving: FlightGroup | None = None
@@ -88,14 +88,19 @@ class Settled(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing but a done bit has to be written."""
+        """True if nothing but done bits has to be written."""
         return self[5:] == _PLAIN
+
+    @property
+    def weight(self) -> int:
+        """Roughly how much the server has to do for it: 1 for a retry, a death, or the record of a run."""
+        return max(1, len(self.runs))
 
     @property
     def size(self) -> int:
         """Approximate bytes that a commit sends for it."""
         row = 0 if self.retry is None else len(self.retry.row)
-        row += 0 if self.answer is None else len(self.answer.data)
+        row += sum(len(answer.data) for answer in self.answers)
         row += sum(sum(run.details.sizes) for run in self.runs if run.details is not None)
         return row if self.death is None else row + len(self.death.record)
 
@@ -194,6 +199,8 @@ class Partition:
         """Since when plain successes wait to be committed, by the monotonic clock; infinity if none do."""
         self._outcomes: deque[Settled] = deque()
         """Outcomes to be written together with the done bits of their rows."""
+        self._weight = 0
+        """Sum of their weights."""
         self._ready: deque[tuple[str, FlightGroup]] = deque()
         """Begun tasks with their queues, to be handed off with the next calls."""
         self._put_off: list[tuple[str, Flight]] = []
@@ -311,7 +318,7 @@ class Partition:
     def unwritten(self) -> int:
         """Number of tasks whose outcome or hand-off is not on its way yet."""
         # Every round asks every partition, and most have nothing ready.
-        return len(self._outcomes) + (sum(len(group.flights) for _, group in self._ready) if self._ready else 0)
+        return self._weight + (sum(len(group.flights) for _, group in self._ready) if self._ready else 0)
 
     @property
     def _quiet(self) -> bool:
@@ -392,11 +399,13 @@ class Partition:
         """
         if self.unanswered is not None or not (self._ready or (room > 0 and self.has_outcomes)):
             return None
+        weight = self._weight
         settled = self._take_outcomes(min(room, MOST_OUTCOMES))
+        weight -= self._weight
         retries = [one.retry for one in settled if one.retry is not None]
         parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
         # Move nothing behind the failed head of a lane before the server knows of the head.
-        movable = 0 if self._outcomes else min(room - len(settled), MOST_MOVES)
+        movable = 0 if self._outcomes else min(room - weight, MOST_MOVES)
         moves = self.hold_policy.take_moves(movable, parked)
         handed = self._take_ready()
         if not (settled or moves.moves or moves.records or handed):
@@ -408,19 +417,19 @@ class Partition:
             self.token,
             self.seq + 1,
             self._take_finished(lives),
-            sum(one.repeats for one in settled),
+            sum(len(one.rows) for one in settled if one.repeats),
             [live.touch((), commit=True) for live in lives],
             retries,
             [one.death for one in settled if one.death is not None],
-            [one.hold for one in settled if one.hold is not None],
+            [hold for one in settled for hold in one.holds],
             moves.moves,
             moves.records,
-            [one.answer for one in settled if one.answer is not None],
+            [answer for one in settled for answer in one.answers],
             [run for one in settled for run in one.runs],
             {queue: [*chain.from_iterable(map(_records, groups))] for queue, groups in handed.items()},
             [one.ack for one in settled if one.ack],
         )
-        size = len(settled) + sum(moves.holds.values())
+        size = weight + sum(moves.holds.values())
         leaving = [one.leaving for one in settled if one.leaving is not None]
         self.unanswered = call = CommitCall(self, work, lives, moves, size, handed, leaving)
         return call
@@ -429,26 +438,27 @@ class Partition:
         """Take some outcomes, oldest first, at most as many as one commit may write. Mark their rows as done: here and
         not earlier, because this call writes their retries and dead letters too."""
         taken: list[Settled] = []
-        size = 0
-        while self._outcomes and len(taken) < most and size < MOST_BYTES:
+        size, least = 0, self._weight - most
+        while self._outcomes and self._weight > least and size < MOST_BYTES:
             one = self._outcomes.popleft()
+            self._weight -= one.weight
             live = one.live
             if one.leaving is not None and one.leaving.live.forgotten:
                 continue
             if live is not None and live.forgotten:
                 # The row is read again, as fired and not done: it is delivered again, and has another outcome.
-                if one.hold is not None and not one.hold[1]:
-                    taken.append(Settled(hold=one.hold))  # its lane continues already
+                if freed := tuple(hold for hold in one.holds if not hold[1]):
+                    taken.append(Settled(holds=freed))  # their lanes continue already
                 continue
             taken.append(one)
             size += one.size
             if live is not None:
                 if one.fired:
-                    live.land(1, [one.row_index])
+                    live.land(one.rows)
                 else:
-                    live.settle_many([one.row_index])
-                    live.held.discard(one.row_index)
-                live.finished += one.delivered
+                    live.settle_many(one.rows)
+                    live.held.difference_update(one.rows)
+                live.finished += len(one.rows) if one.delivered else 0
         return taken
 
     def _take_ready(self) -> dict[str, list[FlightGroup]]:
@@ -475,7 +485,7 @@ class Partition:
             if live.has_lanes:
                 indexes = [flight.index for flight in group.flights if flight.body.lane is None]
             if indexes:
-                live.land(len(indexes), indexes)
+                live.land(indexes)
         return by_queue
 
     # -- answers ----------------------------------------------------------------------------------------
@@ -517,7 +527,7 @@ class Partition:
         self.blocked_ms = -1
         leaving, cancelled = begun.part(x)
         for flight in cancelled:
-            flight.live.land(1, [flight.index])
+            flight.live.land([flight.index])
             self._note_dirty(flight.live, 0.0)
             self._lane_may_go_on(flight)
         has_schedules = any(live.has_schedules for live in begun.touched)
@@ -542,29 +552,37 @@ class Partition:
 
     # -- how tasks end ----------------------------------------------------------------------------------
 
-    def done(self, group: FlightGroup) -> bool:
-        """Record plain successes. Return True if nothing else waited to be committed."""
+    def settle(self, settled: Settled, flights: Sequence[Flight] = (), now_ms: int = 0) -> bool:
+        """Record an outcome: of flights, or of a row that was never begun. Plain successes are done at once, any other
+        outcome when it is written. If the flights' tasks are over, their lanes and schedules continue.
+
+        Return True unless it is written together with what waits already.
+        """
+        live = settled.live
+        if live is not None and settled.is_over:
+            if live.has_lanes:
+                settled = settled._replace(holds=tuple(self._freed_lanes(flights)))
+            if live.has_schedules:
+                self.chains.over(flights, "done" if settled.delivered else "dead", now_ms)
+        if live is None or not settled.is_plain:
+            self._to_write(settled)
+            return True
         first = not self._dirty
-        group.live.land(len(group.indexes), group.indexes)
-        group.live.finished += len(group.indexes)
-        self._note_dirty(group.live, monotonic())
+        live.land(settled.rows)
+        live.finished += len(settled.rows) if settled.delivered else 0
+        self._note_dirty(live, monotonic())
         return first
 
-    def settle(self, settled: Settled, flight: Flight | None = None, now_ms: int = 0) -> None:
-        """Record an outcome: of a flight, or of a row that was never begun. A plain success is done at once, any other
-        outcome when it is written. If a flight's task is over, its lane and its schedule continue."""
-        if flight is not None and settled.is_over:
+    def _to_write(self, settled: Settled) -> None:
+        self._outcomes.append(settled)
+        self._weight += settled.weight
+
+    def _freed_lanes(self, flights: Iterable[Flight]) -> Iterable[LaneHold]:
+        for flight in flights:
             if flight.body.lane is not None:
-                settled = settled._replace(hold=self.hold_policy.free_lane(flight.body.lane, flight.idh))
-            if flight.body.occurrence is not None:
-                self.chains.over(flight, "done" if settled.delivered else "dead", now_ms)
-        live = settled.live
-        if live is None or not settled.is_plain:
-            self._outcomes.append(settled)
-            return
-        live.land(1, [settled.row_index])
-        live.finished += settled.delivered
-        self._note_dirty(live, monotonic())
+                hold = self.hold_policy.free_lane(flight.body.lane, flight.idh)
+                if hold is not None:
+                    yield hold
 
     def _note_dirty(self, live: LiveSlice, since_s: float) -> None:
         """Note that rows of this slice were settled and have to be committed soon."""
@@ -608,7 +626,7 @@ class Partition:
         """Free lanes whose failed head was cancelled, given up or replaced: the next task may leave."""
         for lane, idh in heads if self._quiet else ():
             if self.lanes.of(lane).waits_for == idh and (hold := self.hold_policy.free_lane(lane, idh)) is not None:
-                self._outcomes.append(Settled(hold=hold))
+                self._to_write(Settled(holds=(hold,)))
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """Free a lane whose head was cancelled or moved. A failed head may have been rescheduled: then the lane waits
@@ -703,9 +721,9 @@ class Partition:
         """Handle rows just read: record those that need no delivery, and when the next is due."""
         if live.bits.dirty:
             self._note_dirty(live, now_s)
-        for index in live.repeats:
-            self._outcomes.append(Settled(live, index, fired=False, repeats=True))
-        live.repeats = []
+        if live.repeats:
+            self._to_write(Settled(live, live.repeats, fired=False, repeats=True))
+            live.repeats = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []

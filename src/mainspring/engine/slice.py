@@ -82,7 +82,7 @@ class Bitmaps:
 
     # -- done ----------------------------------------------------------------------------------------
 
-    def settle(self, indexes: list[int]) -> None:
+    def settle(self, indexes: Sequence[int]) -> None:
         done = self.done
         for i in indexes:
             done[i >> 3] |= _MASK[i & 7]
@@ -604,11 +604,11 @@ class LiveSlice:
         self.held.difference_update(indexes)
         self.bits.unfire(indexes)
 
-    def land(self, count: int, indexes: Iterable[int]) -> None:
-        """Settle `count` fired rows; `indexes` is evaluated only if other rows are still in flight."""
-        self.out -= count
+    def land(self, indexes: Sequence[int]) -> None:
+        """Settle fired rows."""
+        self.out -= len(indexes)
         if self.out or self.bits.redo:
-            self.settle_many(list(indexes))
+            self.settle_many(indexes)
             return
         self.bits.settle_all_fired(self.tail_index)
         if not self.queue:
@@ -625,7 +625,7 @@ class LiveSlice:
         if not self.held:
             self.queue.rows = [None] * len(self.queue.rows)
 
-    def settle_many(self, indexes: list[int]) -> None:
+    def settle_many(self, indexes: Sequence[int]) -> None:
         """Mark rows as done."""
         self.bits.settle(indexes)
         rows = self.queue.rows

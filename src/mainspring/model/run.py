@@ -262,16 +262,12 @@ class RunDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     traceback: str = ""
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, int, int, int, int]:
         """Bytes of its parts: response, standard output, standard error, log, traceback."""
-        response, output = self.response, self.output
-        return [
-            0 if response is None else len(response.body),
-            0 if output is None else len(output.stdout),
-            0 if output is None else len(output.stderr),
-            sum(map(len, self.log)),
-            len(self.traceback),
-        ]
+        response, output, log = self.response, self.output, self.log
+        body = 0 if response is None else len(response.body)
+        out, err = (0, 0) if output is None else (len(output.stdout), len(output.stderr))
+        return body, out, err, sum(map(len, log)) if log else 0, len(self.traceback)
 
 
 class Run(NamedTuple):

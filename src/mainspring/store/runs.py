@@ -9,7 +9,7 @@ import logging
 import re
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -48,6 +48,9 @@ log = logging.getLogger("mainspring.history")
 RUNS_AN_ENTRY: Final = 32
 """More records together compress a little better, but each look-up of a run costs a whole entry."""
 
+_DETAILS_AN_ENTRY: Final = 32 * 1024
+"""Bytes of details after which an entry ends: details of its runs are stored, read and dropped together."""
+
 _PLAIN_BYTES: Final = 300
 """Fewer bytes are stored uncompressed: compressing would cost more than it saves."""
 
@@ -55,7 +58,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _records: Final = msgspec.msgpack.Decoder(list[RunRecord]).decode
 _raw_records: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _record: Final = msgspec.msgpack.Decoder(RunRecord).decode
-_details: Final = msgspec.msgpack.Decoder(RunDetails).decode
+_details: Final = msgspec.msgpack.Decoder(dict[int, RunDetails]).decode
 
 
 def pack(value: Any) -> bytes:
@@ -161,19 +164,17 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
         return (), b""
     share = limits.bytes // len(store.keys)
     entries: list[tuple[int, msgspec.Raw, int]] = []
-    details: list[tuple[int, int, msgspec.Raw]] = []
+    details: list[tuple[int, msgspec.Raw]] = []
     rings: dict[str, list[Any]] = {}
     kinds: tuple[list[Run], list[Run]] = ([], [])
     for run in runs:
         kinds[run.record.end in FAILED_ENDS].append(run)
     for failed in (1, 0):  # failures first: a lost attempt came before the one that succeeded
-        some = kinds[failed]
-        for first in range(0, len(some), RUNS_AN_ENTRY):
-            chunk = some[first : first + RUNS_AN_ENTRY]
-            entries.append((failed, _text(pack([run.record for run in chunk])), len(chunk)))
-            for position, (record, left) in enumerate(chunk):
-                if left is not None and limits.details_bytes:
-                    details.append((len(entries), position * 2 + failed, _text(pack(within(left)))))
+        for records, left in _entries(kinds[failed]):
+            entries.append((failed, _text(pack(records)), len(records)))
+            if left and limits.details_bytes:
+                details.append((len(entries), _text(pack(left))))
+            for position, record in enumerate(records):
                 if record.planned_ms is not None and (schedule := record.schedule) is not None:
                     rings.setdefault(schedule, [schedule]).extend((len(entries), position * 2 + failed))
     now_ms = store.clock.now_ms()
@@ -190,6 +191,25 @@ def runs_call(store: Store, names: PartitionKeys, runs: Sequence[Run]) -> tuple[
         names.rollup(MINUTE_MS, now_ms), names.rollup(HOUR_MS, now_ms),
     )  # fmt: skip
     return keys, raw
+
+
+def _entries(runs: Iterable[Run]) -> Iterator[tuple[list[RunRecord], dict[int, RunDetails]]]:
+    """Split runs into entries; return the records of each, and the details by position."""
+    records: list[RunRecord] = []
+    left: dict[int, RunDetails] = {}
+    size = 0
+    for record, details in runs:
+        if details is not None:
+            details = within(details)
+            size += sum(details.sizes)
+        if len(records) == RUNS_AN_ENTRY or (left and size > _DETAILS_AN_ENTRY):
+            yield records, left
+            records, left, size = [], {}, 0 if details is None else sum(details.sizes)
+        if details is not None:
+            left[len(records)] = details
+        records.append(record)
+    if records:
+        yield records, left
 
 
 def counts_of(runs: Iterable[Run]) -> list[Any]:
@@ -468,9 +488,8 @@ async def read_run(store: Store, run_id: str) -> KeptRun | None:
     if not found:
         return None
     keys = store.keys.partitions[ref.partition]
-    at = f"{ref.ms}-{ref.seq * 256 + ref.number}"
-    [rows] = await store.run_one(keys.slot, [("XRANGE", keys.run_details, at, at)])
-    details = _details(unpack(rows[0][1][1])) if rows else None
+    [rows] = await store.run_one(keys.slot, [("XRANGE", keys.run_details, ref.entry, ref.entry)])
+    details = _details(unpack(rows[0][1][1])).get(ref.number >> 1) if rows else None
     return KeptRun(ref.text, ref.ms, found[0][1], details)
 
 

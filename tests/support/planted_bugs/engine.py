@@ -294,7 +294,7 @@ def mark_failed_as_done(partition: Partition) -> None:
     """Set the done bits of rows whose retries and dead letters are only in memory."""
     for one in partition._outcomes:
         if one.live is not None:
-            one.live.settle_many([one.row_index])
+            one.live.settle_many(one.rows)
 
 
 def _failed_are_done(call: Any) -> Any:
@@ -306,11 +306,12 @@ def _failed_are_done(call: Any) -> Any:
 
 
 def _done_at_once(settle: Any) -> Any:
-    def done(self: Partition, settled: Settled, flight: Flight | None = None, now_ms: int = 0) -> None:
-        settle(self, settled, flight, now_ms)
+    def done(self: Partition, settled: Settled, flights: Sequence[Flight] = (), now_ms: int = 0) -> bool:
+        settle(self, settled, flights, now_ms)
         mark_failed_as_done(self)
-        if flight is not None:
-            self._note_dirty(flight.live, 0.0)
+        if settled.live is not None:
+            self._note_dirty(settled.live, 0.0)
+        return True
 
     return done
 

@@ -2,7 +2,7 @@
 --   runs:n, runs, runs:failed, runs:details, runs:ring, rollups of the minute, rollups of the hour
 -- and one of its ARGV is a msgpack list:
 --   budgets of runs, runs:failed, runs:details; details older than this are dropped, in ms; most subjects of a rollup;
---   times to live of the rollups in ms; entries: {1 if failed, bytes, runs}; details: {entry, number in it, bytes};
+--   times to live of the rollups in ms; entries: {1 if failed, bytes, runs}; details: {entry, bytes};
 --   rings: {schedule, entry, number ...}; counts: {subject, {counter = count} ...}
 -- `runs:n` has the last id, the bytes of each stream and of the rings, until when each has lost entries, and how many
 -- runs were written and dropped. The history never stops the step: runs that cannot be written are counted as dropped.
@@ -117,9 +117,10 @@ local function write(now, keys, packed)
     seq = seq + 1
     if seq > 65535 then ms, seq = ms + 1, 0 end
     local which = entry[1]
-    if append(state, names[which], streams[which], string.format('%.0f-%.0f', ms, seq), entry[2], budgets[which]) then
+    local id = string.format('%.0f-%.0f', ms, seq)
+    if append(state, names[which], streams[which], id, entry[2], budgets[which]) then
       prefixes[i] = struct.pack('>I2I4I2', math.floor(ms / 4294967296), ms % 4294967296, seq)
-      ids[i] = {ms, seq}
+      ids[i] = id
       appended[which] = appended[which] + 1
       state.written = state.written + entry[3]
     else
@@ -130,10 +131,7 @@ local function write(now, keys, packed)
     -- The whole stream expires if nothing was added for that long.
     if state.details > 0 and redis.call('EXISTS', details) == 0 then state.details = 0 end
     for _, one in ipairs(packed[9]) do
-      local id = ids[one[1]]
-      if id then
-        append(state, 'details', details, string.format('%.0f-%.0f', id[1], id[2] * 256 + one[2]), one[3], packed[3])
-      end
+      if ids[one[1]] then append(state, 'details', details, ids[one[1]], one[2], packed[3]) end
     end
     trim(state, 'details', details, packed[3], now - packed[4], #packed[9] + 1)
     redis.call('PEXPIRE', details, packed[4])
