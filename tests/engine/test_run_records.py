@@ -17,7 +17,7 @@ from mainspring.model.run import LOST, HistoryRules, RunRecord
 from mainspring.node.notifier import Forwarder
 from mainspring.store.keys import partition_of
 from mainspring.store.tasks.find import Finder, resolve
-from mainspring.testing.faults import bad_road, uses
+from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.ticker import Ticker
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -112,6 +112,26 @@ async def test_a_planned_run_that_is_cancelled_is_one_record(
     view = await client.schedules.get("job")
     assert view is not None
     assert view.not_run == {"cancelled": 1}
+
+
+async def test_a_planned_run_that_is_cancelled_is_one_record_if_the_reply_to_its_begin_is_lost(
+    tickers: Tickers, client: Client
+) -> None:
+    """The canceller has advanced the schedule and recorded it, and the owner does not hear that it left it alone."""
+    ticker = await tickers(options=options())
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=8)
+    first = "job@2027-01-15T08:00:10Z"
+    assert await client.cancel(first) == "cancelled"
+    with bad_road(ticker.store) as road:
+        road.next("lose reply", only=calls("tick"))
+        with pytest.raises(Unavailable):
+            await ticker.advance(seconds=2)
+    await ticker.advance(seconds=20)
+    found = await history(client, schedule="job")
+    assert [(one.end, one.planned_ms) for one in found] == [
+        ("done", START_MS + 30_000), ("done", START_MS + 20_000), ("cancelled", START_MS + 10_000)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

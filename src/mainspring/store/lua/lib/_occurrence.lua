@@ -14,6 +14,18 @@ local function in_parts(list, each)
   for first = 1, #list, AT_ONCE do each(first, math.min(first + AT_ONCE - 1, #list)) end
 end
 
+-- For a repeated call: a chain with another value than this call writes was left alone, or edited since.
+local function not_moved(count, key, arg)
+  local first, left_alone = arg + 2 + ARGV[arg + 1] * 3, {}
+  for i = 0, count - 1 do
+    local at = first + i * OCCURRENCE_ARGS
+    if redis.call('HGET', KEYS[key + 1], ARGV[at + 1]) ~= ARGV[at + 3] then
+      left_alone[#left_alone + 1] = struct.pack('>I2', i)
+    end
+  end
+  return table.concat(left_alone)
+end
+
 local function put_next(count, key, arg)
   local next_key, ids, n, slices = KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4]
   local places = tonumber(ARGV[arg + 1])

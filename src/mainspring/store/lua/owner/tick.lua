@@ -19,7 +19,7 @@
 --         if there are occurrences: places, slices with skipped ones; per place: name, score, address prefix; then per
 --           occurrence the values listed in _occurrence.lua
 -- returns {time in us, {status, x of each small, x range of each large ..., and if there are occurrences, which chains
---   were left alone ("" for a repeated call)} per section}
+--   were left alone} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and no task of a lane
 --   begins while an earlier one may be unread. The following occurrence of a schedule is put in the step in which one
@@ -102,7 +102,6 @@ for section = 1, sections do
     if occurrences > 0 then
       skips = tonumber(ARGV[a + 2])
       k, a = k + 4 + ARGV[a + 1] + skips, a + 2 + ARGV[a + 1] * 3 + occurrences * OCCURRENCE_ARGS
-      left_alone = ''
     end
     if (status == nil or status == 'repeated') and proofs > 0 and not check_proofs(slices, proofs, proof_key, proof_arg) then
       status = 'stale'
@@ -110,7 +109,9 @@ for section = 1, sections do
     if status == nil and known > 0 and not check_known(slices, known, tonumber(ARGV[known_arg + 1]), known_key, known_arg + 1) then
       status = 'more'
     end
-    if status == nil and occurrences > 0 then
+    if status == 'repeated' and occurrences > 0 then
+      left_alone = not_moved(occurrences, occurrence_key, occurrence_arg)
+    elseif status == nil and occurrences > 0 then
       left_alone = put_next(occurrences, occurrence_key, occurrence_arg)
       -- Skipped occurrences count as cancelled: their bits were set just now.
       if skips > 0 then
