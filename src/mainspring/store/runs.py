@@ -214,17 +214,22 @@ def _entries(runs: Iterable[Run]) -> Iterator[tuple[list[RunRecord], dict[int, R
 
 def counts_of(runs: Iterable[Run]) -> list[Any]:
     """Return the subjects of these runs and their counts, alternating."""
-    groups: dict[tuple[str, str | None, str | None], list[RunRecord]] = {}
+    groups: dict[tuple[str, str | None], list[RunRecord]] = {}
+    schedules: dict[str, list[RunRecord]] = {}
     for run in runs:
         record = run.record
-        groups.setdefault((record.target, record.queue, record.schedule), []).append(record)
+        groups.setdefault((record.target, record.queue), []).append(record)
+        if (schedule := record.schedule) is not None:
+            schedules.setdefault(f"s{schedule}", []).append(record)
     sums: dict[str, dict[int, int]] = {}
-    for (target, queue, schedule), some in groups.items():
+    for (target, queue), some in groups.items():
         counts = _counts_of_group(some)
         # All runs first: a subject that comes later may find no room.
-        for subject in (_ALL, f"t{_receiver(target)}", queue and f"q{queue}", schedule and f"s{schedule}"):
+        for subject in (_ALL, f"t{_receiver(target)}", queue and f"q{queue}"):
             if subject is not None and (total := sums.setdefault(subject, counts)) is not counts:
                 sums[subject] = {counter: total.get(counter, 0) + counts.get(counter, 0) for counter in total | counts}
+    # Apart: a burst has very many schedules, and few targets and queues.
+    sums |= {subject: _counts_of_group(some) for subject, some in schedules.items()}
     return [one for pair in sums.items() for one in pair]
 
 
