@@ -1,13 +1,18 @@
 """What a partition begins, and what it leaves for later calls."""
 
-from mainspring.engine.flight import Flight
-from mainspring.engine.partition import BeginCall, Partition, Settled
+from mainspring.engine.flight import Flight, FlightGroup
+from mainspring.engine.outcomes import Outcomes
+from mainspring.engine.partition import MOST_OUTCOMES, BeginCall, Partition, Settled
 from mainspring.engine.slice import LiveSlice, is_set
+from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Body, Response
-from mainspring.model.run import DELIVERED, Run, RunDetails, RunRecord
+from mainspring.model.retry import Policies, RetryPolicy
+from mainspring.model.run import DELIVERED, HistoryRules, Run, RunDetails, RunRecord
+from mainspring.roles import Failures
 from mainspring.store.codec import INDEXED, LANE, entry
 from mainspring.store.keys import Keyspace, Slice
 from mainspring.store.owner.fire import MOST_BYTES, Death, NewPlace
+from mainspring.store.runs import RUNS_AN_ENTRY
 from tests.support.flows import open_flow
 
 KEYS = Keyspace("main", 1).partitions[0]
@@ -120,6 +125,36 @@ def test_a_lane_continues_on_the_server_although_the_outcome_that_freed_it_was_d
     assert call is not None
     assert call.work.deaths == []
     assert call.work.holds == [("l", b"")], "the server must not hold it for the next owner"
+
+
+def test_successes_that_left_together_are_done_with_the_commit_that_writes_their_records() -> None:
+    partition = partition_with(0)
+    flights = leave(partition, 5_000, 4)
+    runs = tuple(Run(RunRecord.of(flight, DELIVERED, DONE, 5_000, 5_000, "node")) for flight in flights)
+    together = Settled(flights[0].live, tuple(flight.index for flight in flights), delivered=True, runs=runs)
+    partition.settle(together, flights)
+    assert not any(map(is_done, flights))
+    assert not partition.drained
+    call = partition.commit()
+    assert call is not None
+    assert all(map(is_done, flights))
+    assert (len(call.work.runs), call.work.finished, call.size) == (4, 4, 4)
+
+
+def test_a_commit_writes_few_records_however_many_left_together() -> None:
+    partition = partition_with(0)
+    flights = leave(partition, 1_000, ROWS)
+    outcomes = Outcomes(Policies(RetryPolicy()), ManualClock(1_000), Failures(), history=HistoryRules({"log:": "all"}))
+    for settled, some in outcomes.done(FlightGroup(flights[0].live, flights, range(ROWS)), [DONE] * ROWS, 1_000):
+        partition.settle(settled, some)
+    assert partition.unwritten == ROWS
+    sizes = []
+    while (call := partition.commit()) is not None:
+        sizes.append(len(call.work.runs))
+        partition.answered(call, "ok")
+    assert sum(sizes) == ROWS
+    assert max(sizes) < MOST_OUTCOMES + RUNS_AN_ENTRY
+    assert partition.unwritten == 0
 
 
 def test_details_of_runs_count_in_the_size_of_a_commit() -> None:
