@@ -23,7 +23,7 @@ from ..model.delivery import (
     has_expired,
     was_sent,
 )
-from ..model.ids import idh_of, schedule_of
+from ..model.ids import idh_of
 from ..model.job import Result
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
@@ -183,12 +183,6 @@ class Outcomes:
         answer_bytes = 0 if said.response is None else len(said.response.body)
         return RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node, answer_bytes=answer_bytes)
 
-    def _keeps_success(self, flight: Flight) -> bool:
-        """Return whether the history keeps a delivery that succeeded."""
-        body = flight.body
-        schedule = None if body.occurrence is None or body.id is None else schedule_of(body.id)
-        return self._history.rule(body.target, None, schedule) == "all"
-
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
         """Return what the history keeps of a former owner's attempts. Flights for workers have not run yet."""
         now_ms = self._clock.now_ms()
@@ -212,7 +206,7 @@ class Outcomes:
     ) -> Iterator[tuple[Settled, Sequence[Flight]]]:
         """Return what commit has to write for deliveries that succeeded: most need their done bits only."""
         live, flights, now_ms = group.live, group.flights, self._clock.now_ms()
-        all_kept = not live.has_schedules and self._keeps_success(flights[0])
+        all_kept = not live.has_schedules and self._history.keeps_all(flights[0].body)
         if not (said or all_kept or live.has_schedules):
             yield Settled(live, group.indexes, delivered=True), flights
             return
@@ -223,7 +217,7 @@ class Outcomes:
             for flight, one in zip(flights[first:last], said[first:last], strict=True):
                 if isinstance(one, Done) and (answer := self._answer(flight, one, now_ms)) is not None:
                     answers.append(answer)
-                if all_kept or (live.has_schedules and self._keeps_success(flight)):
+                if all_kept or (live.has_schedules and self._history.keeps_all(flight.body)):
                     runs.append(Run(self._record(flight, DELIVERED, one, began_ms, now_ms), _details(one)))
             settled = Settled(live, group.indexes[first:last], delivered=True, answers=tuple(answers), runs=tuple(runs))
             yield settled, flights[first:last]

@@ -281,8 +281,7 @@ def code_of(said: Outcome) -> int | str | None:
     """Return the status of the response, or the type of the exception, behind an outcome."""
     if said.response is not None:
         return said.response.status
-    error = error_of(said)
-    return None if error is None else type(error).__name__
+    return None if isinstance(said, Done) or said.error is None else type(said.error).__name__
 
 
 def error_of(said: Outcome) -> BaseException | None:
@@ -358,6 +357,11 @@ class HistoryRules:
             scheme = self.schemes.get(name, scheme)
         usual: HistoryRule = "all" if schedule is not None or scheme in _KEPT_WHOLE else "failures"
         return rules.get(f"{scheme}:", usual)
+
+    def keeps_all(self, body: Body, queue: str | None = None) -> bool:
+        """Return whether all runs of a task are kept. If not, a run that succeeds needs no record."""
+        schedule = None if body.occurrence is None or body.id is None else schedule_of(body.id)
+        return self.rule(body.target, queue, schedule) == "all"
 
     def keeps(self, record: RunRecord) -> bool:
         """Return whether this run is kept."""

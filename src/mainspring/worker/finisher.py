@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
-from ..model.clock import Clock
 from ..model.delivery import DONE, Dead, Done, Outcome, Retry
 from ..model.errors import StoreError
 from ..model.ids import idempotency_key
@@ -53,8 +52,7 @@ FATES: Final[Mapping[RunFate, str]] = {
 class RunMeters:
     """Counts by kind of target: the word before the colon."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.counts: dict[RunFate, Counter[str]] = {fate: Counter() for fate in FATES}
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Seconds from due to the begin of the run, including the wait for a worker."""
@@ -66,13 +64,13 @@ class RunMeters:
         for counts in self.counts.values():
             counts.update(dict.fromkeys(kinds, 0))
 
-    def ended(self, job: Job, fate: RunFate, run: JobRun | None = None) -> None:
+    def ended(self, job: Job, fate: RunFate, now_ms: int = 0, run: JobRun | None = None) -> None:
         # An unreadable entry has no target, and came from a queue.
         kind = job.body.target.partition(":")[0] or "queue"
         self.counts[fate][kind] += 1
         if run is not None and run.started:
             took_s = time.monotonic() - run.started
-            since_due_s = (self._clock.now_ms() - job.due_ms) / 1000
+            since_due_s = (now_ms - job.due_ms) / 1000
             self.lateness[kind].observe(max(0.0, since_due_s - took_s))
             if fate == "done":
                 self.took[kind].observe(took_s)
@@ -114,7 +112,7 @@ class Finisher:
         self._worker, self._store, self._name = worker, worker.store, options.name
         self._policies = Policies(options.retry, by_queue=options.queue_retries)
         self._lanes = LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
-        self.meters = RunMeters(worker.store.clock)
+        self.meters = RunMeters()
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
         self.broken: BaseException | None = None
@@ -142,7 +140,7 @@ class Finisher:
     def _add(self, run: JobRun) -> None:
         """Turn a run into an end. A run whose job another worker has by now is only counted as lost."""
         if run.stopped == "lost":
-            self.meters.ended(run.job, "lost", run)
+            self.meters.ended(run.job, "lost", self._store.clock.now_ms(), run)
             return
         if run.stopped == "stale":
             log.warning("%s: not started, because its lease expired while it waited; giving it back", run.job.id,
@@ -170,15 +168,16 @@ class Finisher:
 
     def _end(self, job: Job, said: Outcome, verdict: Verdict, run: JobRun | None) -> None:
         """Queue the end of a job to be written; `run` is None if it was never started."""
+        now_ms = self._store.clock.now_ms()
         if run is not None or verdict.counted:
-            self.meters.ended(job, fate_of(verdict), run)
+            self.meters.ended(job, fate_of(verdict), now_ms, run)
         end = End(job, outcome_of(verdict, trace_of(None if isinstance(said, Done) else said.error)))
         if run is not None and run.work.result_ttl_ms and verdict.is_over:
-            end.result, end.result_ttl_ms = self._result(run, verdict).encode(), run.work.result_ttl_ms
+            end.result, end.result_ttl_ms = self._result(run, verdict, now_ms).encode(), run.work.result_ttl_ms
         if verdict.counted:
-            end.runs = self._runs(job, self._record(job, verdict, said, run), said, run)
+            end.runs = self._runs(job, verdict, said, now_ms, run)
         if job.body.occurrence is not None and verdict.is_over:
-            end.run_end = pack_end(job, _ending(verdict), self._store.clock.now_ms())
+            end.run_end = pack_end(job, _ending(verdict), now_ms)
         if not self.unsent:
             self._worker.wake_finisher()
         self.unsent.append(end)
@@ -194,14 +193,14 @@ class Finisher:
         now_ms = self._store.clock.now_ms()
         verdict = judge(said, job.body, job.original_due_ms, now_ms, policy, lane, now_ms)
         if verdict.counted:
-            self._report(job, said, self._record(job, verdict, said, run))
+            self._report(job, said, self._record(job, verdict, said, now_ms, run))
         return verdict
 
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""
         verdict = buried(outcome.reason)
         self.meters.ended(job, fate_of(verdict))
-        self._report(job, outcome, self._record(job, verdict, outcome, None))
+        self._report(job, outcome, self._record(job, verdict, outcome, self._store.clock.now_ms()))
 
     def _report(self, job: Job, said: Retry | Dead, record: RunRecord) -> None:
         key = idempotency_key(self._store.keys.namespace, job.id, job.original_due_ms, job.body.key_lane)
@@ -210,10 +209,9 @@ class Finisher:
     def runs_of(self, job: Job, said: Dead | JobCancelled) -> tuple[Run, ...]:
         """Return what the history keeps of a job that ends when it is taken."""
         verdict, outcome = (buried(said.reason), said) if isinstance(said, Dead) else (STOPPED, DONE)
-        return self._runs(job, self._record(job, verdict, outcome, None), outcome, None)
+        return self._runs(job, verdict, outcome, self._store.clock.now_ms())
 
-    def _record(self, job: Job, verdict: Verdict, said: Outcome, run: JobRun | None) -> RunRecord:
-        now_ms = self._store.clock.now_ms()
+    def _record(self, job: Job, verdict: Verdict, said: Outcome, now_ms: int, run: JobRun | None = None) -> RunRecord:
         began_ms = now_ms - round((time.monotonic() - run.started) * 1000) if run is not None and run.started else 0
         output = None if run is None else run.output
         exit_code, answer_bytes = (None, 0) if output is None else (output.exit_code, output.size)
@@ -222,19 +220,24 @@ class Finisher:
             code=exit_code, queue=job.queue, answer_bytes=answer_bytes,
         )  # fmt: skip
 
-    def _runs(self, job: Job, record: RunRecord, said: Outcome, run: JobRun | None) -> tuple[Run, ...]:
+    def _runs(
+        self, job: Job, verdict: Verdict, said: Outcome, now_ms: int, run: JobRun | None = None
+    ) -> tuple[Run, ...]:
         """Return what the history keeps of an attempt, and of those before it whose workers died."""
-        keeps = self._worker.options.history.keeps
+        rules = self._worker.options.history
+        keeps_all = rules.keeps_all(job.body, job.queue)
+        if verdict is DELIVERED and job.deliveries <= 1 and not keeps_all:
+            return ()
+        record = self._record(job, verdict, said, now_ms, run)
         output, log = (None, ()) if run is None else (run.output, run.context.lines)
-        trace = trace_of(error_of(said))
+        trace = "" if verdict is DELIVERED else trace_of(error_of(said))
         details = RunDetails(output=output, log=log, traceback=trace) if output is not None or log or trace else None
-        kept: tuple[Run, ...] = (Run(record, details),) if keeps(record) else ()
-        if job.deliveries > 1 and keeps(lost := record.as_lost()):
+        kept: tuple[Run, ...] = (Run(record, details),) if keeps_all or rules.keeps(record) else ()
+        if job.deliveries > 1 and rules.keeps(lost := record.as_lost()):
             kept = (Run(lost),) * (job.deliveries - 1) + kept
         return kept
 
-    def _result(self, run: JobRun, verdict: Verdict) -> Result:
-        ended_ms = self._store.clock.now_ms()
+    def _result(self, run: JobRun, verdict: Verdict, ended_ms: int) -> Result:
         return Result(
             _ending(verdict),
             run.value if verdict.end == "done" else None,
