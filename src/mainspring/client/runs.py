@@ -169,7 +169,7 @@ class RunOperations:
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)
             if run is not None:  # else it may be the id of a task, such as 1.2.3.4
-                return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
+                return RunLog("" if cursor is not None else _rest(run.details), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
         if text:
@@ -182,19 +182,18 @@ class RunOperations:
             return RunLog(text, after, False)
         page = await self.runs(id=id, lane=lane, limit=1)
         run = await self.run(page.runs[0].id) if page.runs else None
-        if run is None or run.details is None:
-            return RunLog("", after, True)
         shown = "" if cursor is None else await history.end_of_log(self.store, reference)
-        return RunLog(_rest(run.details, shown), after, True)
+        return RunLog("" if run is None else _rest(run.details, shown), after, True)
 
 
-def _rest(details: RunDetails, shown: str) -> str:
-    """Return the rest of a run's output after `shown`, the part that was published while it ran."""
-    if details.output is not None and shown:
+def _rest(details: RunDetails | None, shown: str = "") -> str:
+    """Return the rest of a run's kept output after `shown`, the part that was published while it ran."""
+    if details is None or (details.output is not None and shown):
         return ""  # a command publishes everything
     lines = [f"{line}\n" for line in details.log]
     known = next(n for n in range(len(lines), -1, -1) if shown.endswith("".join(lines[:n])))
-    return "".join(lines[known:]) + ("" if details.output is None else history.output_text(details.output))
+    output = b"" if details.output is None else details.output.stdout + details.output.stderr
+    return "".join(lines[known:]) + output.decode(errors="replace")
 
 
 def subject_of(schedule: str | None, target: str | None, queue: str | None) -> tuple[history.Subject, str | None]:
