@@ -11,7 +11,7 @@ from mainspring.cli.options import Json, OnlyTarget, completing, new_group, plac
 from mainspring.cli.output import aligned, answer_lines, output_lines, print_json, print_message, printable
 from mainspring.cli.task import not_found, with_client
 from mainspring.model.explain import moment, span
-from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, RunsPage, TaskEnd
+from mainspring.model.run import BUCKETS, KeptRun, RunCounts, RunEnd, RunsPage
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -44,7 +44,7 @@ def list_(
         str | None,
         typer.Option(
             help="done, retry, dead, …; failed for all failures.",
-            autocompletion=lambda: ["failed", *get_args(TaskEnd), *get_args(NotRunEnd)],
+            autocompletion=lambda: ["failed", *get_args(RunEnd)],
         ),
     ] = None,
     ended_after: Annotated[str | None, typer.Option(help="Only what ended from this time on.")] = None,

@@ -4,21 +4,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
-import msgspec
-
 from ..model.errors import InvalidInput
 from ..model.ids import check_name
 from ..model.run import (
     FAILED_ENDS,
-    HistoryState,
     KeptRun,
-    NotRunEnd,
-    RunCounts,
     RunDetails,
     RunEnd,
     RunFilter,
+    RunLog,
     RunsPage,
-    TaskEnd,
+    RunStats,
 )
 from ..model.targets.names import check_queue, receiver_of
 from ..model.text import check_text
@@ -29,33 +25,14 @@ from ..store.store import Store
 from ..store.tasks.dead_letters import find_live
 from ..store.tasks.find import resolve
 
-RunOutcome = RunEnd | Literal["failed"]
+RunOutcome = Literal[RunEnd, "failed"]
 """How a run ended; `failed` is every end that counts as a failure."""
 
-ENDS: Final[tuple[str, ...]] = (*get_args(TaskEnd), "timeout", *get_args(NotRunEnd))
 STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 MOST_STEPS: Final = 24 * 31
 """Most minutes or hours of one answer."""
 
 LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
-
-
-class RunStats(msgspec.Struct, frozen=True):
-    """Counts of runs over time, and how much history there is."""
-
-    stats: list[RunCounts]
-    """One for each minute or hour, oldest first."""
-    history: HistoryState
-
-
-class RunLog(msgspec.Struct, frozen=True):
-    """A part of what a run has written so far."""
-
-    text: str
-    next: str
-    """Pass it as `cursor` to get the next part."""
-    over: bool
-    """True if no further part follows."""
 
 
 class RunOperations:
@@ -99,8 +76,8 @@ class RunOperations:
         for name, text in (("schedule", schedule), ("target", target), ("queue", queue), ("worker", worker)):
             if text is not None:
                 check_text(text, name)
-        if outcome is not None and outcome not in (*ENDS, "failed"):
-            raise InvalidInput(f"outcome is {outcome!r}; use failed, or one of {', '.join(ENDS)}")
+        if outcome is not None and outcome not in (ends := get_args(RunEnd)) and outcome != "failed":
+            raise InvalidInput(f"outcome is {outcome!r}; use failed, or one of {', '.join(ends)}")
         where = RunFilter(
             schedule=schedule,
             target=target,
