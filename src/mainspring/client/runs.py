@@ -16,7 +16,7 @@ from ..model.run import (
     RunsPage,
     RunStats,
 )
-from ..model.targets.names import check_queue, receiver_of
+from ..model.targets.names import check_queue
 from ..model.text import check_text
 from ..model.times import When, instant_ms
 from ..store import runs as history
@@ -149,10 +149,8 @@ class RunOperations:
                 return RunLog("" if cursor is not None else _rest(run.details), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
-        if text:
+        if text or (await find_live(self.store, id, lane)).state in LIVE:
             return RunLog(text, after, False)
-        if (await find_live(self.store, id, lane)).state in LIVE:
-            return RunLog("", after, False)
         # Read again: its end may have been published after the first read, before the task was over.
         text, after = await history.read_log(self.store, reference, after)
         if text:
@@ -179,6 +177,4 @@ def subject_of(schedule: str | None, target: str | None, queue: str | None) -> t
         return "s", check_text(schedule, "schedule")
     if queue is not None:
         return "q", check_queue(queue)
-    if target is None:
-        return "t", None
-    return "t", receiver_of(target) if target.startswith("http") else check_text(target, "target")
+    return "t", None if target is None else history.counted_as(check_text(target, "target"))

@@ -10,7 +10,6 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -229,7 +228,7 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for (target, queue, schedule), some in groups.items():
         counts = _counts_of_group(some)
         # All runs first: a subject that comes later may find no room.
-        for subject in (_ALL, f"t{_receiver(target)}", queue and f"q{queue}", schedule and f"s{schedule}"):
+        for subject in (_ALL, f"t{counted_as(target)}", queue and f"q{queue}", schedule and f"s{schedule}"):
             if subject is not None and (total := sums.setdefault(subject, counts)) is not counts:
                 sums[subject] = {counter: total.get(counter, 0) + counts.get(counter, 0) for counter in total | counts}
     return [one for pair in sums.items() for one in pair]
@@ -258,8 +257,7 @@ def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
     return counts
 
 
-@lru_cache(maxsize=4096)
-def _receiver(target: str) -> str:
+def counted_as(target: str) -> str:
     """Return the target under which a run is counted: of a webhook the host."""
     return receiver_of(target) if target.startswith("http") else target
 
