@@ -405,6 +405,16 @@ async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     assert (await client.get("order-1")).state == "pending"
 
 
+async def test_runs_of_a_later_version_are_left_out(
+    recorder: Recorder, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await recorder.write(record(store, 1))
+    await recorder.write(record(store, 2, "postponed"))
+    await recorder.write(record(store, 3))
+    assert [int.from_bytes(one.idh, "big") for one in await listed(store)] == [3, 1]
+    assert "cannot be read" in caplog.text
+
+
 async def test_a_page_that_finds_nothing_ends_after_bounded_work(
     recorder: Recorder, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

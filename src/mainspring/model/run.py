@@ -11,7 +11,7 @@ A node and a worker share all of this, so that a policy means the same wherever 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 
 import msgspec
@@ -336,10 +336,6 @@ class HistoryRules:
             if rule not in get_args(HistoryRule):
                 raise InvalidInput(f"history of {key} is {rule!r}; use all, failures or off")
         return cls(dict(value))
-
-    def named(self, schemes: Mapping[str, str]) -> "HistoryRules":
-        """Return the same rules for a node that knows the named targets."""
-        return replace(self, schemes=schemes)
 
     def rule(self, target: str, queue: str | None = None, schedule: str | None = None) -> HistoryRule:
         """Return the rule for runs of this target, queue (for jobs) and schedule (for its runs)."""

@@ -301,13 +301,22 @@ class RecordedRuns(NamedTuple):
         return RunRef(*self.at, self.partition, position * 2 + self.failed)
 
     def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
+        """Return the runs with their ids."""
+        return [(run.id, run.record) for run in reversed(self.matching(RunFilter(), _BEFORE_ALL))]
+
+    def matching(self, where: RunFilter, before: RunRef) -> list[KeptRun]:
+        """Return the runs that match, the last first; none if they cannot be read, as those of a later version."""
+        texts = [text.encode() for text in (where.schedule, where.queue, where.by) if text is not None]
         try:
-            records = _records(unpack(self.data))
+            raw = unpack(self.data)
+            # Decoding costs much more than a search for the bytes that a match must have.
+            if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
+                return []
+            records = [(self.ref(position), record) for position, record in enumerate(_records(raw))]
         except (msgspec.MsgspecError, zlib.error) as error:
             log.warning("runs of entry %d-%d cannot be read: %s", *self.at, error)
             return []
-        return [(self.ref(position).text, record) for position, record in enumerate(records)]
+        return [ref.run(record) for ref, record in reversed(records) if ref < before and where.fits(record)]
 
 
 class _Stream:
@@ -418,30 +427,15 @@ async def _scan(
         oldest = max((one.oldest for one in streams if one.oldest is not None), default=None)
         while entries and (oldest is None or entries[-1] >= oldest):
             entry = entries.pop()
-            for run in _matching(entry, where, before):
-                found.append(run)
-                if len(found) == limit:
-                    return RunsPage(found, run.id)
+            found += entry.matching(where, before)
+            if len(found) >= limit:
+                return RunsPage(found[:limit], found[limit - 1].id)
             last = entry.ref(0)
         if oldest is None:
             return RunsPage(found, None)
         starved = [one for one in streams if one.oldest == oldest]
         count = min(count * 2, most_of_one)
     return RunsPage(found, last.text)
-
-
-def _matching(entry: RecordedRuns, where: RunFilter, before: RunRef) -> Iterator[KeptRun]:
-    """Return the matching records of an entry, the last first."""
-    raw = unpack(entry.data)
-    # Decoding costs much more than a search for the bytes that a match must have.
-    texts = [text.encode() for text in (where.schedule, where.queue, where.by) if text is not None]
-    if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
-        return
-    records = _records(raw)
-    for position in range(len(records) - 1, -1, -1):
-        ref = entry.ref(position)
-        if ref < before and where.fits(records[position]):
-            yield ref.run(records[position])
 
 
 # -- reading: one run, one task -----------------------------------------------------------------------------------
