@@ -413,6 +413,9 @@ async def test_runs_of_a_later_version_are_left_out(
     await recorder.write(record(store, 3))
     assert [int.from_bytes(one.idh, "big") for one in await listed(store)] == [3, 1]
     assert "cannot be read" in caplog.text
+    await recorder.write(of_schedule(store, "nightly", 1))
+    await recorder.write(of_schedule(store, "nightly", 2, end="postponed"))
+    assert [one.id for one in await listed(store, schedule="nightly")] == ["nightly@1"]
 
 
 async def test_a_page_that_finds_nothing_ends_after_bounded_work(

@@ -58,6 +58,8 @@ _records: Final = msgspec.msgpack.Decoder(list[RunRecord]).decode
 _raw_records: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _record: Final = msgspec.msgpack.Decoder(RunRecord).decode
 _details: Final = msgspec.msgpack.Decoder(dict[int, RunDetails]).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, zlib.error)
+"""Errors of decoding, as for entries of a later version."""
 
 
 def pack(value: Any) -> bytes:
@@ -313,7 +315,7 @@ class RecordedRuns(NamedTuple):
             if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
                 return []
             records = [(self.ref(position), record) for position, record in enumerate(_records(raw))]
-        except (msgspec.MsgspecError, zlib.error) as error:
+        except _UNREADABLE as error:
             log.warning("runs of entry %d-%d cannot be read: %s", *self.at, error)
             return []
         return [ref.run(record) for ref, record in reversed(records) if ref < before and where.fits(record)]
@@ -389,16 +391,20 @@ async def _rings(store: Store, schedule: str) -> tuple[list[RunRef], list[int], 
 
 
 async def _read_runs(store: Store, refs: Iterable[RunRef]) -> list[KeptRun]:
-    """Return the runs of these refs that are still kept, in the same order; refs of an entry follow each other."""
+    """Return the runs of these refs that are still kept and can be read, in the same order; refs of an entry follow
+    each other."""
     entries = [list(some) for _, some in groupby(refs, key=lambda ref: ref[:3])]
     groups: list[Group] = []
-    for [ref, *_] in entries:
+    for ref, *_ in entries:
         keys = store.keys.partitions[ref.partition]
         groups.append((keys.slot, [("XRANGE", _key(keys, ref.failed), ref.entry, ref.entry)]))
     found: list[KeptRun] = []
     for some, [rows] in zip(entries, await store.run_all(groups), strict=True):
-        records = _raw_records(unpack(rows[0][1][1])) if rows else []
-        found += [ref.run(_record(records[ref.position])) for ref in some if ref.position < len(records)]
+        try:
+            records = _raw_records(unpack(rows[0][1][1])) if rows else []
+            found += [ref.run(_record(records[ref.position])) for ref in some if ref.position < len(records)]
+        except _UNREADABLE as error:
+            log.warning("runs of entry %s cannot be read: %s", some[0].entry, error)
     return found
 
 
