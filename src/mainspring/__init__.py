@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client.client import Client
     from .client.dead_letters import DeadLetters
-    from .client.runs import RunLog, RunStats
     from .client.schedules import Schedules
     from .client.sync import SyncClient, SyncDeadLetters, SyncSchedules
     from .config.config import Config
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from .model.lane import LaneInfo, LanePolicy, Pause, Scope
     from .model.notice import Beat
     from .model.retry import RetryPolicy, WorstCase, worst_case
-    from .model.run import HistoryState, KeptRun, RunCounts, RunDetails, RunRecord, RunsPage
+    from .model.run import HistoryState, KeptRun, RunCounts, RunDetails, RunLog, RunRecord, RunsPage, RunStats
     from .model.schedule.chain import NotRun, PastRun
     from .model.schedule.definition import Definition, SchedulePause
     from .model.schedule.recurrence import Recurrence
@@ -154,10 +153,6 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "client.client": ("Client",),
     "client.dead_letters": ("DeadLetters",),
-    "client.runs": (
-        "RunLog",
-        "RunStats",
-    ),
     "client.schedules": ("Schedules",),
     "client.sync": (
         "SyncClient",
@@ -205,8 +200,10 @@ _MODULES: Final = {
         "KeptRun",
         "RunCounts",
         "RunDetails",
+        "RunLog",
         "RunRecord",
         "RunsPage",
+        "RunStats",
     ),
     "model.schedule.chain": ("NotRun", "PastRun"),
     "model.schedule.definition": (

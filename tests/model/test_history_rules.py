@@ -28,7 +28,7 @@ def test_all_runs_of_a_schedule_are_kept_for_every_target() -> None:
 
 
 def test_a_named_target_is_treated_like_its_address() -> None:
-    rules = HistoryRules().named({"orders": "https", "events": "kafka"})
+    rules = HistoryRules(schemes={"orders": "https", "events": "kafka"})
     assert rules.keeps(record("target:orders"))
     assert not rules.keeps(record("target:events"))
 

@@ -317,6 +317,26 @@ async def test_the_last_runs_of_a_schedule_are_found_through_its_ring_and_older_
     assert [one.id for one in await listed(store, schedule="nightly", ends=frozenset(["dead"]))] == names[9::10]
 
 
+@pytest.mark.parametrize("limit", [20, 50, 1_000])
+async def test_runs_of_a_schedule_in_several_partitions_are_listed_without_a_gap(
+    recorder: Recorder, store: Store, clock: ManualClock, limit: int
+) -> None:
+    """A schedule whose lane changed has runs in the partitions of both lanes."""
+    for number in range(180):
+        clock.advance(seconds=1)
+        partition = 0 if number % 3 else 2 if number > 150 else 1
+        await recorder.write(of_schedule(store, "nightly", number), partition=partition)
+    seen: list[str | None] = []
+    cursor: str | None = None
+    while True:
+        page = await list_runs(store, RunFilter(schedule="nightly"), cursor, limit)
+        seen += [run.record.id for run in page.runs]
+        cursor = page.next
+        if cursor is None:
+            break
+    assert seen == [f"nightly@{number}" for number in reversed(range(180))]
+
+
 async def test_a_run_is_shown_by_its_id_with_its_details(recorder: Recorder, store: Store) -> None:
     details = RunDetails(log=("one", "two"), traceback="Traceback" + "x" * 5_000)
     some = [Run(record(store, i, "dead" if i % 2 else "done"), details if i == 67 else None) for i in range(200)]
@@ -383,6 +403,19 @@ async def test_a_task_that_is_no_longer_stored_is_known_from_its_last_run(
     )
     await client.put("log:", id="order-1", after="1h")
     assert (await client.get("order-1")).state == "pending"
+
+
+async def test_runs_of_a_later_version_are_left_out(
+    recorder: Recorder, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await recorder.write(record(store, 1))
+    await recorder.write(record(store, 2, "postponed"))
+    await recorder.write(record(store, 3))
+    assert [int.from_bytes(one.idh, "big") for one in await listed(store)] == [3, 1]
+    assert "cannot be read" in caplog.text
+    await recorder.write(of_schedule(store, "nightly", 1))
+    await recorder.write(of_schedule(store, "nightly", 2, end="postponed"))
+    assert [one.id for one in await listed(store, schedule="nightly")] == ["nightly@1"]
 
 
 async def test_a_page_that_finds_nothing_ends_after_bounded_work(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.client.runs import RunLog
 from mainspring.model.job import Job
+from mainspring.model.run import RunLog
 from mainspring.model.targets.command import read_command
 from mainspring.store.job_queue import take
 from mainspring.store.runs import publish_logs

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
-from ..client.runs import LIVE, RunLog, RunStats
+from ..client.runs import LIVE
 from ..model.errors import StoreError
-from ..model.run import KeptRun
+from ..model.run import RunLog, RunStats
 from ..model.targets.names import receiver_of
 from ..store.runs import is_run_id
 from ..store.tasks.dead_letters import find_live
@@ -101,34 +101,25 @@ class FollowLog(msgspec.Struct, frozen=True):
 
 async def list_runs(call: Call) -> Answer:
     query: ListRuns = call.query
-    filters: dict[str, Any] = {name: getattr(query, name) for name in ListRuns.__struct_fields__}
-    for name in ("ended_after", "ended_before"):
-        filters[name] = when(filters[name], name)
-    page = await call.client.runs(**filters, allowed=call.key.targets)
+    times = {name: when(getattr(query, name), name) for name in ("ended_after", "ended_before")}
+    page = await call.client.runs(**msgspec.structs.asdict(query) | times, allowed=call.key.targets)
     return answer({"runs": [run.as_dict() for run in page.runs], "next": page.next})
 
 
 async def get_run(call: Call) -> Answer:
-    return answer((await _run(call)).as_dict())
-
-
-async def _run(call: Call) -> KeptRun:
     run = await call.client.run(call.params["id"])
     if run is None:
         raise no_such("run", call.params["id"])
     call.check_seen(run.record.target, "run", call.params["id"])
-    return run
+    return answer(run.as_dict())
 
 
 async def run_stats(call: Call) -> Answer:
     query: ChooseStats = call.query
     if call.key.targets is not None:
         _check_counted(call.key.targets, call, query.target)
-    found = await call.client.run_stats(
-        schedule=query.schedule, target=query.target, queue=query.queue,
-        start=when(query.start, "start"), end=when(query.end, "end"), step=query.step,
-    )  # fmt: skip
-    return answer(found)
+    times = {name: when(getattr(query, name), name) for name in ("start", "end")}
+    return answer(await call.client.run_stats(**msgspec.structs.asdict(query) | times))
 
 
 def _check_counted(patterns: Sequence[str], call: Call, target: str | None) -> None:

@@ -11,7 +11,8 @@ from mainspring.cli.options import Json, OnlyTarget, completing, new_group, plac
 from mainspring.cli.output import aligned, answer_lines, output_lines, print_json, print_message, printable
 from mainspring.cli.task import not_found, with_client
 from mainspring.model.explain import moment, span
-from mainspring.model.run import BUCKETS, KeptRun, NotRunEnd, RunCounts, RunsPage, TaskEnd
+from mainspring.model.run import BUCKETS, KeptRun, RunCounts, RunEnd, RunRecord, RunsPage
+from mainspring.model.targets.names import shown_target
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -44,7 +45,7 @@ def list_(
         str | None,
         typer.Option(
             help="done, retry, dead, …; failed for all failures.",
-            autocompletion=lambda: ["failed", *get_args(TaskEnd), *get_args(NotRunEnd)],
+            autocompletion=lambda: ["failed", *get_args(RunEnd)],
         ),
     ] = None,
     ended_after: Annotated[str | None, typer.Option(help="Only what ended from this time on.")] = None,
@@ -77,11 +78,15 @@ def list_(
 
 def run_row(run: KeptRun) -> tuple[Cell, ...]:
     """Return the cells of RUN_COLUMNS."""
-    record, shown = run.record, run.as_dict()
+    record = run.record
     return (
         run.id, Instant(record.ended_ms), record.task_id, str(record.attempt), StateCell(record.end),
-        span(record.ended_ms - record.began_ms) if record.began_ms else "", shown["target"], record.reason,
+        _took(record) or "", shown_target(record.target), record.reason,
     )  # fmt: skip
+
+
+def _took(record: RunRecord) -> str | None:
+    return span(record.ended_ms - record.began_ms) if record.began_ms else None
 
 
 @app.command()
@@ -106,12 +111,11 @@ def lines_of(run: KeptRun) -> list[str]:
     record, details = run.record, run.details
     facts: list[tuple[str, object]] = [
         ("run", run.id), ("task", record.task_id), ("lane", record.lane), ("schedule", record.schedule),
-        ("target", run.as_dict()["target"]), ("queue", record.queue), ("run by", record.by),
+        ("target", shown_target(record.target)), ("queue", record.queue), ("run by", record.by),
         ("outcome", record.end), ("code", record.code), ("reason", record.reason or None),
         ("attempt", record.attempt), ("due", moment(record.due_ms)),
         ("began", moment(record.began_ms) if record.began_ms else None),
-        ("ended", moment(record.ended_ms)),
-        ("took", span(record.ended_ms - record.began_ms) if record.began_ms else None),
+        ("ended", moment(record.ended_ms)), ("took", _took(record)),
         ("next", None if record.next_ms is None else moment(record.next_ms)),
     ]  # fmt: skip
     lines = aligned([(name, str(value)) for name, value in facts if value is not None])

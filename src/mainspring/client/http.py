@@ -35,14 +35,13 @@ from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Pause, Scope
 from mainspring.model.notice import Beat
 from mainspring.model.retry import retry_line
-from mainspring.model.run import KeptRun, RunsPage
+from mainspring.model.run import KeptRun, RunLog, RunsPage, RunStats
 from mainspring.model.targets.url import read_api_url
 from mainspring.model.task import BulkCancelOutcome, Count, Handle, Page, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
 from mainspring.model.workers import QueueInfo, QueuePage, WorkerInfo
 
 if TYPE_CHECKING:
-    from mainspring.client.runs import RunLog, RunStats
     from mainspring.client.schedules import AddOutcome, OnExisting
     from mainspring.model.retry import WorstCase
     from mainspring.model.schedule.definition import Definition, PauseMode
@@ -647,14 +646,10 @@ class RemoteClient:
         except NotFound:
             return None
 
-    async def run_stats(self, **filters: Any) -> "RunStats":
-        from mainspring.client.runs import RunStats  # here: it needs the store
-
+    async def run_stats(self, **filters: Any) -> RunStats:
         return msgspec.convert(self.api.get("/v1/stats", **filters), RunStats)
 
-    async def run_log(self, id: str, **given: Any) -> "RunLog":
-        from mainspring.client.runs import RunLog
-
+    async def run_log(self, id: str, **given: Any) -> RunLog:
         return msgspec.convert(self.api.get(_RUNS, id, "log", **given), RunLog)
 
     # -- lanes ---------------------------------------------------------------------------------------------

@@ -4,23 +4,19 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
-import msgspec
-
 from ..model.errors import InvalidInput
 from ..model.ids import check_name
 from ..model.run import (
     FAILED_ENDS,
-    HistoryState,
     KeptRun,
-    NotRunEnd,
-    RunCounts,
     RunDetails,
     RunEnd,
     RunFilter,
+    RunLog,
     RunsPage,
-    TaskEnd,
+    RunStats,
 )
-from ..model.targets.names import check_queue, receiver_of
+from ..model.targets.names import check_queue
 from ..model.text import check_text
 from ..model.times import When, instant_ms
 from ..store import runs as history
@@ -29,33 +25,14 @@ from ..store.store import Store
 from ..store.tasks.dead_letters import find_live
 from ..store.tasks.find import resolve
 
-RunOutcome = RunEnd | Literal["failed"]
+RunOutcome = Literal[RunEnd, "failed"]
 """How a run ended; `failed` is every end that counts as a failure."""
 
-ENDS: Final[tuple[str, ...]] = (*get_args(TaskEnd), "timeout", *get_args(NotRunEnd))
 STEPS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 MOST_STEPS: Final = 24 * 31
 """Most minutes or hours of one answer."""
 
 LIVE: Final = frozenset({"pending", "fired", "queued", "running"})
-
-
-class RunStats(msgspec.Struct, frozen=True):
-    """Counts of runs over time, and how much history there is."""
-
-    stats: list[RunCounts]
-    """One for each minute or hour, oldest first."""
-    history: HistoryState
-
-
-class RunLog(msgspec.Struct, frozen=True):
-    """A part of what a run has written so far."""
-
-    text: str
-    next: str
-    """Pass it as `cursor` to get the next part."""
-    over: bool
-    """True if no further part follows."""
 
 
 class RunOperations:
@@ -99,8 +76,8 @@ class RunOperations:
         for name, text in (("schedule", schedule), ("target", target), ("queue", queue), ("worker", worker)):
             if text is not None:
                 check_text(text, name)
-        if outcome is not None and outcome not in (*ENDS, "failed"):
-            raise InvalidInput(f"outcome is {outcome!r}; use failed, or one of {', '.join(ENDS)}")
+        if outcome is not None and outcome not in (ends := get_args(RunEnd)) and outcome != "failed":
+            raise InvalidInput(f"outcome is {outcome!r}; use failed, or one of {', '.join(ends)}")
         where = RunFilter(
             schedule=schedule,
             target=target,
@@ -169,32 +146,29 @@ class RunOperations:
         if lane is None and history.is_run_id(id, len(self.store.keys)):
             run = await self.run(id)
             if run is not None:  # else it may be the id of a task, such as 1.2.3.4
-                return RunLog("" if cursor is not None else history.text_of(run), cursor or "0", True)
+                return RunLog("" if cursor is not None else _rest(run.details), cursor or "0", True)
         reference = await resolve(self.store, id, lane)
         text, after = await history.read_log(self.store, reference, cursor or "0")
-        if text:
+        if text or (await find_live(self.store, id, lane)).state in LIVE:
             return RunLog(text, after, False)
-        if (await find_live(self.store, id, lane)).state in LIVE:
-            return RunLog("", after, False)
         # Read again: its end may have been published after the first read, before the task was over.
         text, after = await history.read_log(self.store, reference, after)
         if text:
             return RunLog(text, after, False)
         page = await self.runs(id=id, lane=lane, limit=1)
         run = await self.run(page.runs[0].id) if page.runs else None
-        if run is None or run.details is None:
-            return RunLog("", after, True)
         shown = "" if cursor is None else await history.end_of_log(self.store, reference)
-        return RunLog(_rest(run.details, shown), after, True)
+        return RunLog("" if run is None else _rest(run.details, shown), after, True)
 
 
-def _rest(details: RunDetails, shown: str) -> str:
-    """Return the rest of a run's output after `shown`, the part that was published while it ran."""
-    if details.output is not None and shown:
+def _rest(details: RunDetails | None, shown: str = "") -> str:
+    """Return the rest of a run's kept output after `shown`, the part that was published while it ran."""
+    if details is None or (details.output is not None and shown):
         return ""  # a command publishes everything
     lines = [f"{line}\n" for line in details.log]
     known = next(n for n in range(len(lines), -1, -1) if shown.endswith("".join(lines[:n])))
-    return "".join(lines[known:]) + ("" if details.output is None else history.output_text(details.output))
+    output = b"" if details.output is None else details.output.stdout + details.output.stderr
+    return "".join(lines[known:]) + output.decode(errors="replace")
 
 
 def subject_of(schedule: str | None, target: str | None, queue: str | None) -> tuple[history.Subject, str | None]:
@@ -203,6 +177,4 @@ def subject_of(schedule: str | None, target: str | None, queue: str | None) -> t
         return "s", check_text(schedule, "schedule")
     if queue is not None:
         return "q", check_queue(queue)
-    if target is None:
-        return "t", None
-    return "t", receiver_of(target) if target.startswith("http") else check_text(target, "target")
+    return "t", None if target is None else history.counted_as(check_text(target, "target"))

@@ -328,7 +328,7 @@ class Config:
     def history_rules(self) -> HistoryRules:
         """The rules of the history, for a process that knows the named targets."""
         addresses = {name: getattr(spec, "address", "https:") for name, spec in self.targets.items()}
-        return self.history.named({name: address.partition(":")[0] for name, address in addresses.items()})
+        return HistoryRules(self.history.rules, {name: one.partition(":")[0] for name, one in addresses.items()})
 
     @property
     def needs_keys(self) -> bool:

@@ -11,7 +11,7 @@ A node and a worker share all of this, so that a policy means the same wherever 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 
 import msgspec
@@ -41,7 +41,7 @@ NotRunEnd = Literal["lost", "skipped", "missed", "paused", "excluded"]
 """Ends without a finished attempt. `lost`: the node or worker died. The others: a planned run of a schedule did not
 take place (overlap, outage, pause, excluded day)."""
 
-RunEnd = TaskEnd | Literal["timeout"] | NotRunEnd
+RunEnd = Literal[TaskEnd, "timeout", NotRunEnd]
 """`timeout`: a retry or a death because the attempt took too long; `next_ms` says whether another attempt follows."""
 
 LOST: Final = "the node or worker that had it died, or lost its lease; it went out again"
@@ -181,7 +181,7 @@ class RunRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
         body, end = task.body, verdict.end
         return cls(
             task.idh,
-            "timeout" if end in ("retry", "dead") and timed_out(said) else end,
+            "timeout" if end in ("retry", "dead") and isinstance(error_of(said), TimeoutError) else end,
             body.attempt,
             task.original_due_ms,
             began_ms,
@@ -289,11 +289,6 @@ def error_of(said: Outcome) -> BaseException | None:
     return said.error if isinstance(said, Retry | Dead) else None
 
 
-def timed_out(said: Outcome) -> bool:
-    """Return whether an attempt took too long."""
-    return isinstance(error_of(said), TimeoutError)
-
-
 # -- what is kept ----------------------------------------------------------------------------------------------
 
 HistoryRule = Literal["all", "failures", "off"]
@@ -327,7 +322,8 @@ class HistoryRules:
     def read(cls, value: object) -> "HistoryRules":
         """Read a table, or a text such as `schedule:nightly=off,kafka:=all`."""
         if isinstance(value, str):
-            value = dict(_read_pair(pair) for pair in value.split(",") if pair.strip())
+            pairs = (pair.strip().rpartition("=") for pair in value.split(",") if pair.strip())
+            value = {key: rule for key, _, rule in pairs}
         if not isinstance(value, Mapping):
             raise InvalidInput('expected a table such as { "queue:mail" = "failures" }')
         for key, rule in value.items():
@@ -339,10 +335,6 @@ class HistoryRules:
             if rule not in get_args(HistoryRule):
                 raise InvalidInput(f"history of {key} is {rule!r}; use all, failures or off")
         return cls(dict(value))
-
-    def named(self, schemes: Mapping[str, str]) -> "HistoryRules":
-        """Return the same rules for a node that knows the named targets."""
-        return replace(self, schemes=schemes)
 
     def rule(self, target: str, queue: str | None = None, schedule: str | None = None) -> HistoryRule:
         """Return the rule for runs of this target, queue (for jobs) and schedule (for its runs)."""
@@ -367,11 +359,6 @@ class HistoryRules:
         """Return whether this run is kept."""
         rule = self.rule(record.target, record.queue, record.schedule)
         return rule == "all" or (rule == "failures" and record.failed)
-
-
-def _read_pair(text: str) -> tuple[str, str]:
-    key, _, rule = text.strip().rpartition("=")
-    return key, rule
 
 
 # -- what is read ----------------------------------------------------------------------------------------------
@@ -409,6 +396,15 @@ class RunFilter(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+_SHOWN: Final = (
+    "task_id", "lane", "schedule", "planned_ms", "target", "queue", "by", "attempt", "due_ms", "began_ms", "ended_ms",
+    "end", "code", "reason", "next_ms", "sent_bytes", "answer_bytes",
+)  # fmt: skip
+"""What JSON says of a record, in this order."""
+_NAMES: Final = {"task_id": "task", "by": "worker", "began_ms": "started_ms", "end": "outcome"}
+"""Names in JSON that differ from those of the record."""
+
+
 class KeptRun(NamedTuple):
     """A run in the history."""
 
@@ -423,27 +419,9 @@ class KeptRun(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
         record, details = self.record, self.details
-        shown = {
-            "id": self.id,
-            "at_ms": self.at_ms,
-            "task": record.task_id,
-            "lane": record.lane,
-            "schedule": record.schedule,
-            "planned_ms": record.planned_ms,
-            "target": shown_target(record.target),
-            "queue": record.queue,
-            "worker": record.by,
-            "attempt": record.attempt,
-            "due_ms": record.due_ms,
-            "started_ms": record.began_ms or None,
-            "ended_ms": record.ended_ms,
-            "outcome": record.end,
-            "code": record.code,
-            "reason": record.reason,
-            "next_ms": record.next_ms,
-            "sent_bytes": record.sent_bytes,
-            "answer_bytes": record.answer_bytes,
-        }
+        shown: dict[str, Any] = {"id": self.id, "at_ms": self.at_ms}
+        shown |= {_NAMES.get(name, name): getattr(record, name) for name in _SHOWN}
+        shown |= {"target": shown_target(record.target), "started_ms": record.began_ms or None}
         if details is None:
             return shown
         return shown | {
@@ -456,16 +434,13 @@ class KeptRun(NamedTuple):
     @classmethod
     def from_dict(cls, answer: dict[str, Any]) -> "KeptRun":
         """Read a run as the HTTP API sends it."""
-        same = (
-            "attempt", "due_ms", "ended_ms", "target", "reason", "code", "next_ms", "lane", "queue", "planned_ms",
-            "sent_bytes", "answer_bytes",
-        )  # fmt: skip
         task: str = answer["task"]
+        stored: dict[str, Any] = {
+            name: answer[_NAMES.get(name, name)] for name in _SHOWN if name in RunRecord.__struct_fields__
+        }
         idh = bare_idh(task)
-        record = RunRecord(
-            idh or idh_of(task), answer["outcome"], id=None if idh else task, by=answer["worker"],
-            began_ms=answer["started_ms"] or 0, **{name: answer[name] for name in same},
-        )  # fmt: skip
+        stored |= {"idh": idh or idh_of(task), "id": None if idh else task, "began_ms": answer["started_ms"] or 0}
+        record = RunRecord(**stored)
         if answer.get("log") is None:
             return cls(answer["id"], answer["at_ms"], record)
         response, output = answer["response"], answer["output"]
@@ -530,3 +505,21 @@ class HistoryState(msgspec.Struct, frozen=True):
     written: int
     dropped: int
     """Runs that could not be written."""
+
+
+class RunStats(msgspec.Struct, frozen=True):
+    """Counts of runs over time, and how much history there is."""
+
+    stats: list[RunCounts]
+    """One for each minute or hour, oldest first."""
+    history: HistoryState
+
+
+class RunLog(msgspec.Struct, frozen=True):
+    """A part of what a run has written so far."""
+
+    text: str
+    next: str
+    """Pass it as `cursor` to get the next part."""
+    over: bool
+    """True if no further part follows."""

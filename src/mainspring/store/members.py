@@ -186,10 +186,7 @@ async def holdings(store: Store, now_ms: int) -> list[Holding]:
         (one.slot, [("HMGET", one.own, "owner", "token", "lease_end_ms")]) for one in store.keys.partitions
     ]
     found = []
-    for result in await store.run(groups):
-        if isinstance(result, Exception):
-            raise result
-        [[owner, token, lease_end]] = result
+    for [[owner, token, lease_end]] in await store.run_all(groups):
         left_ms = int(float(lease_end or 0)) - now_ms
         found.append(Holding(owner.decode(), left_ms) if token and left_ms > 0 else Holding("", 0))
     return found

@@ -4,20 +4,19 @@ keys, raw = runs_call(store, names, runs)       # for a script with `lua/lib/_ru
 page = await list_runs(store, RunFilter(schedule="nightly"), None, 50)
 """
 
-import heapq
 import logging
 import re
+import struct
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from ..model.errors import Ambiguous, InvalidInput, StoreError
 from ..model.ids import idh_in_lane
-from ..model.job import Output
 from ..model.run import (
     BUCKETS,
     FAILED_ENDS,
@@ -35,7 +34,7 @@ from ..model.run import (
 from ..model.targets.names import receiver_of
 from ..model.task import State, TaskInfo
 from .keys import HOUR_MS, MINUTE_MS, PartitionKeys, base36
-from .redis.sender import Group, Replies
+from .redis.sender import Group
 from .store import Store
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ _records: Final = msgspec.msgpack.Decoder(list[RunRecord]).decode
 _raw_records: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _record: Final = msgspec.msgpack.Decoder(RunRecord).decode
 _details: Final = msgspec.msgpack.Decoder(dict[int, RunDetails]).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, zlib.error)
+"""Errors of decoding, as for entries of a later version."""
 
 
 def pack(value: Any) -> bytes:
@@ -130,8 +131,15 @@ class RunRef(NamedTuple):
         return self.number % 2 == 1
 
     @property
+    def position(self) -> int:
+        return self.number // 2
+
+    @property
     def entry(self) -> str:
         return f"{self.ms}-{self.seq}"
+
+    def run(self, record: RunRecord) -> KeptRun:
+        return KeptRun(self.text, self.ms, record)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -225,7 +233,7 @@ def counts_of(runs: Iterable[Run]) -> list[Any]:
     for (target, queue), some in groups.items():
         counts = _counts_of_group(some)
         # All runs first: a subject that comes later may find no room.
-        for subject in (_ALL, f"t{_receiver(target)}", queue and f"q{queue}"):
+        for subject in (_ALL, f"t{counted_as(target)}", queue and f"q{queue}"):
             if subject is not None and (total := sums.setdefault(subject, counts)) is not counts:
                 sums[subject] = {counter: total.get(counter, 0) + counts.get(counter, 0) for counter in total | counts}
     # Apart: a burst has very many schedules, and few targets and queues.
@@ -256,8 +264,7 @@ def _counts_of_group(some: list[RunRecord]) -> dict[int, int]:
     return counts
 
 
-@lru_cache(maxsize=4096)
-def _receiver(target: str) -> str:
+def counted_as(target: str) -> str:
     """Return the target under which a run is counted: of a webhook the host."""
     return receiver_of(target) if target.startswith("http") else target
 
@@ -271,7 +278,7 @@ _AT_ONCE: Final = 256
 _OF_A_STREAM: Final = 8
 """As many are read at once of each, however many streams there are."""
 _RING: Final = 50
-_REF_BYTES: Final = 9
+_RING_REF: Final = struct.Struct(">HIHB")
 _ENTRY_ID: Final = re.compile(r"\d{1,16}(-\d{1,16})?")
 _BEFORE_ALL: Final = RunRef(1 << 48, 0, 0, 0)
 
@@ -301,13 +308,22 @@ class RecordedRuns(NamedTuple):
         return RunRef(*self.at, self.partition, position * 2 + self.failed)
 
     def records(self) -> list[tuple[str, RunRecord]]:
-        """Return the runs with their ids; none if they cannot be read, as those of a later version."""
+        """Return the runs with their ids."""
+        return [(run.id, run.record) for run in reversed(self.matching(RunFilter(), _BEFORE_ALL))]
+
+    def matching(self, where: RunFilter, before: RunRef) -> list[KeptRun]:
+        """Return the runs that match, the last first; none if they cannot be read, as those of a later version."""
+        texts = [text.encode() for text in (where.schedule, where.queue, where.by) if text is not None]
         try:
-            records = _records(unpack(self.data))
-        except (msgspec.MsgspecError, zlib.error) as error:
+            raw = unpack(self.data)
+            # Decoding costs much more than a search for the bytes that a match must have.
+            if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
+                return []
+            records = [(self.ref(position), record) for position, record in enumerate(_records(raw))]
+        except _UNREADABLE as error:
             log.warning("runs of entry %d-%d cannot be read: %s", *self.at, error)
             return []
-        return [(self.ref(position).text, record) for position, record in enumerate(records)]
+        return [ref.run(record) for ref, record in reversed(records) if ref < before and where.fits(record)]
 
 
 class _Stream:
@@ -316,22 +332,26 @@ class _Stream:
     def __init__(self, keys: PartitionKeys, failed: bool, before: RunRef, from_ms: int) -> None:
         self.keys = keys
         self.failed = failed
-        self.key = keys.failed_runs if failed else keys.runs
         # A page that began with the entry of its cursor, of which nothing is left, could end there again.
         is_read = (keys.number, 2) > (before.partition, before.number)
         self.end = f"({before.entry}" if is_read else before.entry
         self.from_ms = from_ms
-        self.entries: deque[RecordedRuns] = deque()
-        self.read_whole = False
+        self.oldest: RecordedRuns | None = None
+        """The last entry that was read; None if no further one follows."""
 
     def group(self, count: int) -> Group:
-        return self.keys.slot, [("XREVRANGE", self.key, self.end, self.from_ms, "COUNT", count)]
+        return self.keys.slot, [("XREVRANGE", _key(self.keys, self.failed), self.end, self.from_ms, "COUNT", count)]
 
-    def take(self, rows: Sequence[Any], count: int) -> None:
-        self.entries.extend(RecordedRuns.of(self.keys.number, self.failed, row) for row in rows)
-        self.read_whole = len(rows) < count
+    def take(self, rows: Sequence[Any], count: int) -> list[RecordedRuns]:
+        entries = [RecordedRuns.of(self.keys.number, self.failed, row) for row in rows]
+        self.oldest = entries[-1] if len(rows) == count else None
         if rows:
             self.end = "(" + rows[-1][0].decode()
+        return entries
+
+
+def _key(keys: PartitionKeys, failed: bool) -> str:
+    return keys.failed_runs if failed else keys.runs
 
 
 def _before(store: Store, cursor: str | None) -> RunRef:
@@ -344,74 +364,59 @@ def _before(store: Store, cursor: str | None) -> RunRef:
 async def list_runs(store: Store, where: RunFilter, cursor: str | None, limit: int) -> RunsPage:
     """Return runs that match, newest first; pass `next` as cursor for the next page."""
     before = _before(store, cursor)
-    found: list[tuple[RunRef, RunRecord]] = []
-    partitions = [keys.number for keys in store.keys.partitions]
-    if where.schedule is not None:
-        refs, open_ = await _rings(store, where.schedule)
-        known = [ref for ref in refs if ref < before and where.from_ms <= ref.ms < where.to_ms]
-        found = [one for one in await read_runs(store, known) if where.fits(one[1])][:limit]
-        if len(found) == limit or not open_:
-            return _page(found, found[-1][0] if len(found) == limit else None)
-        partitions = list(open_)
-        # A full ring may lack older runs that the history still has.
-        before = min(before, max(open_.values()))
-    more, end = await _scan(store, where, partitions, before, limit - len(found), {ref for ref, _ in found})
-    return _page([*found, *more], end)
+    if where.schedule is None:
+        return await _scan(store, where, range(len(store.keys)), before, limit)
+    refs, partitions, oldest = await _rings(store, where.schedule)
+    known = [ref for ref in refs if ref < before and where.from_ms <= ref.ms < where.to_ms]
+    found = [one for one in await _read_runs(store, known) if where.fits(one.record)][:limit]
+    if len(found) == limit or oldest is None:
+        return RunsPage(found, found[-1].id if len(found) == limit else None)
+    # A full ring may lack older runs that the history still has.
+    rest = await _scan(store, where, partitions, min(before, oldest), limit - len(found))
+    return RunsPage(found + rest.runs, rest.next)
 
 
-def _page(found: list[tuple[RunRef, RunRecord]], end: RunRef | None) -> RunsPage:
-    return RunsPage([KeptRun(ref.text, ref.ms, record) for ref, record in found], None if end is None else end.text)
+async def _rings(store: Store, schedule: str) -> tuple[list[RunRef], list[int], RunRef | None]:
+    """Return the last runs of a schedule, newest first, its partitions, and the oldest run if there may be older ones.
 
-
-async def _rings(store: Store, schedule: str) -> tuple[list[RunRef], dict[int, RunRef]]:
-    """Return the last runs of a schedule, newest first, and the oldest in each partition whose ring is full."""
+    If rings of several partitions are full, only runs that the rings have without a gap are returned.
+    """
     groups: list[Group] = [(keys.slot, [("HGET", keys.run_rings, schedule)]) for keys in store.keys.partitions]
     refs: list[RunRef] = []
-    full: dict[int, RunRef] = {}
-    for keys, result in zip(store.keys.partitions, await store.run(groups), strict=True):
-        [raw] = _checked(result)
-        for at in range(0, len(raw or b""), _REF_BYTES):
-            one = raw[at : at + _REF_BYTES]
-            ref = RunRef(int.from_bytes(one[:6], "big"), int.from_bytes(one[6:8], "big"), keys.number, one[8])
-            refs.append(ref)
-            if len(raw) == _RING * _REF_BYTES and at == 0:
-                full[keys.number] = ref
-    return sorted(refs, reverse=True), full
+    partitions: list[int] = []
+    oldest: RunRef | None = None
+    for keys, [raw] in zip(store.keys.partitions, await store.run_all(groups), strict=True):
+        if raw:
+            ring = [RunRef(high << 32 | low, seq, keys.number, n) for high, low, seq, n in _RING_REF.iter_unpack(raw)]
+            refs += ring
+            partitions.append(keys.number)
+            if len(ring) == _RING:
+                oldest = max(oldest or ring[0], ring[0])
+    return sorted((ref for ref in refs if oldest is None or ref >= oldest), reverse=True), partitions, oldest
 
 
-async def read_runs(store: Store, refs: Sequence[RunRef]) -> list[tuple[RunRef, RunRecord]]:
-    """Return the runs of these refs that are still kept, in the same order."""
-    wanted: dict[int, dict[tuple[bool, str], None]] = {}
-    for ref in refs:
-        wanted.setdefault(ref.partition, {})[ref.failed, ref.entry] = None
+async def _read_runs(store: Store, refs: Iterable[RunRef]) -> list[KeptRun]:
+    """Return the runs of these refs that are still kept and can be read, in the same order; refs of an entry follow
+    each other."""
+    entries = [list(some) for _, some in groupby(refs, key=lambda ref: ref[:3])]
     groups: list[Group] = []
-    for partition, entries in wanted.items():
-        keys = store.keys.partitions[partition]
-        streams = (keys.runs, keys.failed_runs)
-        groups.append((keys.slot, [("XRANGE", streams[failed], entry, entry) for failed, entry in entries]))
-    raws: dict[tuple[int, bool, str], list[msgspec.Raw]] = {}
-    for (partition, entries), result in zip(wanted.items(), await store.run(groups), strict=True):
-        for (failed, entry), rows in zip(entries, _checked(result), strict=True):
-            if rows:
-                raws[partition, failed, entry] = _raw_records(unpack(rows[0][1][1]))
-    found = []
-    for ref in refs:
-        records = raws.get((ref.partition, ref.failed, ref.entry), [])
-        if ref.number >> 1 < len(records):
-            found.append((ref, _record(records[ref.number >> 1])))
+    for ref, *_ in entries:
+        keys = store.keys.partitions[ref.partition]
+        groups.append((keys.slot, [("XRANGE", _key(keys, ref.failed), ref.entry, ref.entry)]))
+    found: list[KeptRun] = []
+    for some, [rows] in zip(entries, await store.run_all(groups), strict=True):
+        try:
+            records = _raw_records(unpack(rows[0][1][1])) if rows else []
+            found += [ref.run(_record(records[ref.position])) for ref in some if ref.position < len(records)]
+        except _UNREADABLE as error:
+            log.warning("runs of entry %s cannot be read: %s", some[0].entry, error)
     return found
 
 
 async def _scan(
-    store: Store,
-    where: RunFilter,
-    partitions: Sequence[int],
-    before: RunRef,
-    limit: int,
-    seen: set[RunRef],
-    most_entries: int | None = None,
-) -> tuple[list[tuple[RunRef, RunRecord]], RunRef | None]:
-    """Read the streams of these partitions backwards, merged. Return the matches, and where the next page begins."""
+    store: Store, where: RunFilter, partitions: Sequence[int], before: RunRef, limit: int, most: int | None = None
+) -> RunsPage:
+    """Return the matching runs of these partitions, and where to continue after `most` entries or some more."""
     before = min(before, RunRef(where.to_ms, 0, 0, 0))
     ends = where.ends
     kinds = [failed for failed in (False, True) if ends is None or any((end in FAILED_ENDS) == failed for end in ends)]
@@ -420,67 +425,28 @@ async def _scan(
         for partition in partitions
         for failed in kinds
     ]
-    texts = [text.encode() for text in (where.schedule, where.queue, where.by) if text is not None]
-    found: list[tuple[RunRef, RunRecord]] = []
-    count, looked, last = 1, 0, before
-    heads: list[tuple[tuple[int, int, int], int]] = []
-    while looked < (most_entries or MOST_ENTRIES):
-        looked += await _refill(store, streams, heads, count)
-        count = min(count * 2, max(_OF_A_STREAM, _AT_ONCE // len(streams)))
-        while heads:
-            _, i = heapq.heappop(heads)
-            entry = streams[i].entries.popleft()
-            for one in _matching(entry, where, texts, before):
-                if one[0] not in seen:
-                    found.append(one)
-                    if len(found) == limit:
-                        return found, one[0]
+    most_of_one = max(_OF_A_STREAM, _AT_ONCE // len(streams))
+    found: list[KeptRun] = []
+    entries: list[RecordedRuns] = []
+    starved, count, looked, last = streams, 1, 0, before
+    while looked < (most or MOST_ENTRIES):
+        for stream, [rows] in zip(starved, await store.run_all([one.group(count) for one in starved]), strict=True):
+            entries += stream.take(rows, count)
+            looked += len(rows)
+        entries.sort()
+        # Take what is in order: entries until the first stream has no further one in hand.
+        oldest = max((one.oldest for one in streams if one.oldest is not None), default=None)
+        while entries and (oldest is None or entries[-1] >= oldest):
+            entry = entries.pop()
+            found += entry.matching(where, before)
+            if len(found) >= limit:
+                return RunsPage(found[:limit], found[limit - 1].id)
             last = entry.ref(0)
-            if streams[i].entries:
-                heapq.heappush(heads, (_latest_first(streams[i].entries[0]), i))
-            elif not streams[i].read_whole:
-                break
-        else:
-            return found, None
-    return found, last
-
-
-async def _refill(store: Store, streams: Sequence[_Stream], heads: list[Any], count: int) -> int:
-    """Read a portion of each stream that has no entry in hand; return the number of entries read."""
-    starved = [i for i, one in enumerate(streams) if not one.entries and not one.read_whole]
-    looked = 0
-    for i, result in zip(starved, await store.run([streams[i].group(count) for i in starved]), strict=True):
-        [rows] = _checked(result)
-        streams[i].take(rows, count)
-        looked += len(rows)
-        if rows:
-            heapq.heappush(heads, (_latest_first(streams[i].entries[0]), i))
-    return looked
-
-
-def _latest_first(entry: RecordedRuns) -> tuple[int, int, int]:
-    return -entry.at[0], -entry.at[1], -entry.partition
-
-
-def _matching(
-    entry: RecordedRuns, where: RunFilter, texts: Sequence[bytes], before: RunRef
-) -> Iterable[tuple[RunRef, RunRecord]]:
-    """Return the matching records of an entry, the last first."""
-    raw = unpack(entry.data)
-    # Decoding costs much more than a search for the bytes that a match must have.
-    if any(text not in raw for text in texts) or (where.idhs and not any(idh in raw for idh in where.idhs)):
-        return
-    records = _records(raw)
-    for position in range(len(records) - 1, -1, -1):
-        ref = entry.ref(position)
-        if ref < before and where.fits(records[position]):
-            yield ref, records[position]
-
-
-def _checked(result: Replies | StoreError) -> Replies:
-    if isinstance(result, StoreError):
-        raise result
-    return result
+        if oldest is None:
+            return RunsPage(found, None)
+        starved = [one for one in streams if one.oldest == oldest]
+        count = min(count * 2, most_of_one)
+    return RunsPage(found, last.text)
 
 
 # -- reading: one run, one task -----------------------------------------------------------------------------------
@@ -489,13 +455,12 @@ def _checked(result: Replies | StoreError) -> Replies:
 async def read_run(store: Store, run_id: str) -> KeptRun | None:
     """Return a run by its id, with its details if they are still kept."""
     ref = RunRef.parse(run_id, len(store.keys))
-    found = await read_runs(store, [ref])
+    found = await _read_runs(store, [ref])
     if not found:
         return None
     keys = store.keys.partitions[ref.partition]
     [rows] = await store.run_one(keys.slot, [("XRANGE", keys.run_details, ref.entry, ref.entry)])
-    details = _details(unpack(rows[0][1][1])).get(ref.number >> 1) if rows else None
-    return KeptRun(ref.text, ref.ms, found[0][1], details)
+    return found[0]._replace(details=_details(unpack(rows[0][1][1])).get(ref.position) if rows else None)
 
 
 async def runs_of_task(
@@ -520,8 +485,8 @@ async def runs_of_task(
     where = msgspec.structs.replace(where, idhs=idhs, from_ms=max(where.from_ms, since_ms))
     before = _before(store, cursor)
     partitions = sorted({spot.partition for spot in spots})
-    found, end = await _scan(store, where, partitions, before, limit, set(), most_entries)
-    return _page([one for one in found if reference.fits(one[1].lane)], end)
+    page = await _scan(store, where, partitions, before, limit, most_entries)
+    return page._replace(runs=[run for run in page.runs if reference.fits(run.record.lane)])
 
 
 async def ended_task(store: Store, reference: "Reference", info: TaskInfo) -> TaskInfo:
@@ -584,18 +549,6 @@ def is_run_id(text: str, partitions: int) -> bool:
     return True
 
 
-def text_of(run: KeptRun) -> str:
-    """Return the kept output of a run."""
-    if run.details is None:
-        return ""
-    output = run.details.output
-    return "".join(f"{line}\n" for line in run.details.log) + ("" if output is None else output_text(output))
-
-
-def output_text(output: Output) -> str:
-    return (output.stdout + output.stderr).decode(errors="replace")
-
-
 # -- logs of running jobs ---------------------------------------------------------------------------------------------
 
 LOG_ENTRIES: Final = 1_000
@@ -639,9 +592,10 @@ async def _parts(store: Store, reference: "Reference", command: str, first: str,
         keys = store.keys.partitions[spot.partition]
         groups.append((keys.slot, [(command, keys.run_log(spot.idh), first, last, "COUNT", most)]))
     for result in await store.run(groups):
-        [rows] = _checked(result)
-        if rows:
-            return list(rows)
+        if isinstance(result, StoreError):
+            raise result
+        if result[0]:
+            return list(result[0])
     return ()
 
 
@@ -671,8 +625,8 @@ async def run_counts(
             (keys.slot, [("HGET", keys.rollup(width_ms, at_ms), subject) for at_ms in some])
             for keys in store.keys.partitions
         ]
-        for result in await store.run(groups):
-            for total, raw in zip(sums, _checked(result), strict=True):
+        for raws in await store.run_all(groups):
+            for total, raw in zip(sums, raws, strict=True):
                 if raw is not None:
                     total.update(_read_counts(raw))
         found += [_counts(at_ms, total) for at_ms, total in zip(some, sums, strict=True)]
@@ -705,8 +659,7 @@ async def history_state(store: Store, partitions: Iterable[int] | None = None) -
     names = [store.keys.partitions[number] for number in asked]
     groups: list[Group] = [(keys.slot, [("HMGET", keys.runs_n, *_STATE)]) for keys in names]
     rows = [[0] * len(_STATE)]
-    for result in await store.run(groups):
-        [values] = _checked(result)
+    for [values] in await store.run_all(groups):
         rows.append([int(value or 0) for value in values])
     runs, failed, ring, details, runs_gone, failed_gone, details_gone, written, dropped = zip(*rows, strict=True)
     return HistoryState(

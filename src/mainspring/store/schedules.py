@@ -182,9 +182,7 @@ async def see_at(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
         ]  # fmt: skip
         groups.append((keys.slot, commands))
     found = []
-    for (partition, _), result in zip(wanted, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
+    for (partition, _), result in zip(wanted, await store.run_all(groups), strict=True):
         if result[0] is not None and is_pointer(result[0]):
             found.append(Seen(None, None, 0, partition, result[0]))
         else:
@@ -205,10 +203,8 @@ async def revisions(store: Store, partitions: Iterable[int], name: str) -> list[
         keys = store.keys.partitions[partition]
         groups.append((keys.slot, [("LRANGE", keys.revisions(name), 0, REVISIONS_KEPT - 1)]))
     found = []
-    for result in await store.run(groups):
-        if isinstance(result, StoreError):
-            raise result
-        found += [unpack_definition(raw) for raw in result[0]]
+    for [raws] in await store.run_all(groups):
+        found += [unpack_definition(raw) for raw in raws]
     return sorted(found, key=lambda one: one.at_ms, reverse=True)
 
 

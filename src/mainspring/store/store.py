@@ -199,10 +199,17 @@ class Store:
 
     async def run_one(self, slot: int, commands: list[RedisCommand], durability: Durability = SERVER) -> Replies:
         """Run one group; raise its failure."""
-        [result] = await self.run([(slot, commands)], durability)
-        if isinstance(result, StoreError):
-            raise result
-        return result
+        [replies] = await self.run_all([(slot, commands)], durability)
+        return replies
+
+    async def run_all(self, groups: Sequence[Group], durability: Durability = SERVER) -> list[Replies]:
+        """Run all groups; raise the first failure."""
+        found: list[Replies] = []
+        for result in await self.run(groups, durability):
+            if isinstance(result, StoreError):
+                raise result
+            found.append(result)
+        return found
 
     async def call(self, partition: int, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Call one script on one partition; raise an error reply."""

@@ -86,10 +86,7 @@ class _Merged:
                 "dead_page", [keys.dead_times], [order, *self._from[p], self._end_ms, _STRETCH]
             )
             groups.append((keys.slot, [call]))
-        for p, result in zip(empty, await self._store.run(groups) if groups else [], strict=True):
-            if isinstance(result, StoreError):
-                raise result
-            [reply] = result
+        for p, [reply] in zip(empty, await self._store.run_all(groups) if groups else [], strict=True):
             found = [(int(float(reply[i + 1])), p, reply[i]) for i in range(0, len(reply), 2)]
             if len(found) < _STRETCH:
                 self._open.discard(p)
@@ -160,10 +157,8 @@ async def count(store: Store, from_ms: int, to_ms: int) -> int:
         (keys.slot, [("ZCOUNT", keys.dead_times, from_ms, f"({to_ms}")]) for keys in store.keys.partitions
     ]
     total = 0
-    for result in await store.run(groups):
-        if isinstance(result, StoreError):
-            raise result
-        total += int(result[0])
+    for [count] in await store.run_all(groups):
+        total += int(count)
     return total
 
 
@@ -198,9 +193,7 @@ async def _read(store: Store, places: Sequence[DeadLetterPlace]) -> list[KeptDea
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("HMGET", keys.dead, *[places[i][2] for i in numbers])]))
     found: list[KeptDeadLetter | None] = [None] * len(places)
-    for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
+    for numbers, result in zip(by_partition.values(), await store.run_all(groups), strict=True):
         for i, record in zip(numbers, result[0], strict=True):
             if record is not None:
                 found[i] = KeptDeadLetter(places[i], _dead_letter(places[i], record))
@@ -216,9 +209,7 @@ async def find_dead_letter(store: Store, reference: Reference) -> KeptDeadLetter
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("ZSCORE", keys.dead_times, idh), ("HGET", keys.dead, idh)]))
     found: list[KeptDeadLetter] = []
-    for (p, idh, _), result in zip(spots, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
+    for (p, idh, _), result in zip(spots, await store.run_all(groups), strict=True):
         score, record = result
         if score is not None and record is not None:
             place = (int(float(score)), p, idh)
