@@ -119,6 +119,45 @@ async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
     assert fresh.status == 201
 
 
+async def test_many_schedules_are_added_and_found_at_once(api: Api) -> None:
+    await add(api)
+    many = [{**NIGHTLY, "name": name, "cron": "0 3 * * *"} for name in ("a", "nightly", "b")]
+    assert (await api.post("/v1/schedules:batch", {"schedules": many})).problem == "conflict"
+    kept = (await api.post("/v1/schedules:batch", {"schedules": many[:2], "on_conflict": "keep"})).json["schedules"]
+    assert [(one["name"], one["outcome"], one["specs"]) for one in kept] == [
+        ("a", "created", ["0 3 * * *"]),
+        ("nightly", "kept", ["0 2 * * *"]),
+    ]
+    done = (await api.post("/v1/schedules:batch", {"schedules": many, "on_conflict": "replace"})).json["schedules"]
+    assert [one["outcome"] for one in done] == ["kept", "replaced", "created"]
+    assert await whats(api) == ["schedule.add", "schedule.add", "schedule.edit", "schedule.add"]
+    found = (await api.post("/v1/schedules:find", {"names": ["b", "nobody", "nightly"]})).json["schedules"]
+    assert found == [(await api.get(f"/v1/schedules/{name}")).json for name in ("b", "nightly")]
+    assert (await api.post("/v1/schedules:find", {"names": []})).json == {"schedules": []}
+
+
+async def test_a_wrong_schedule_of_many_is_named_and_none_of_them_is_written(api: Api) -> None:
+    await add(api)
+    good = {"name": "good", "every": "1h", "target": "log:"}
+    api.token = await api.key("operator", targets=("log:",))
+    for wrong, status, words in (
+        ({"name": "bad", "every": "1h", "target": "null:"}, 403, "schedule 'bad': this key may not use"),
+        ({"name": "bad", "every": "1h", "target": "log:", "lane": "l"}, 403, "schedule 'bad': this key is bound"),
+        ({"name": "bad", "cron": "0 25 * * *", "target": "log:"}, 400, "schedule 'bad': "),
+        ({"name": "bad", "every": "1h", "target": "log:", "end": 1}, 400, "bad"),
+        ({"name": "nightly", "every": "1h", "target": "log:"}, 409, "the name 'nightly' is taken"),
+        (good, 400, "the name 'good' is there more than once"),
+    ):
+        refused = await api.post("/v1/schedules:batch", {"schedules": [good, wrong], "on_conflict": "replace"})
+        assert (refused.status, words in refused.json["detail"]) == (status, True), refused.body
+    assert (await api.post("/v1/schedules:find", {"names": ["good", "nightly"]})).json == {"schedules": []}
+    many = [{**good, "name": f"n{n}"} for n in range(101)]
+    assert "at most 100" in (await api.post("/v1/schedules:batch", {"schedules": many})).json["detail"]
+    assert (
+        "at most 100" in (await api.post("/v1/schedules:find", {"names": [str(n) for n in range(101)]})).json["detail"]
+    )
+
+
 async def test_an_add_repeated_with_its_idempotency_key_is_one(api: Api) -> None:
     first = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
     again = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
