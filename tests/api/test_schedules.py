@@ -8,12 +8,15 @@ from urllib.parse import quote
 
 import pytest
 
+from mainspring.client.client import Client
 from mainspring.config.config import Config
 from mainspring.model.delivery import Delivery, Outcome, Retry
+from mainspring.model.lane import Scope
 from mainspring.model.task import Task
 from mainspring.model.workers import WorkerInfo
 from mainspring.sinks.log import NullSink
 from mainspring.store import queue_state
+from mainspring.store.lanes import read_pause
 from mainspring.store.members import worker_beat
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
@@ -48,6 +51,11 @@ async def add(api: Api, **fields: Any) -> Answer:
 async def whats(api: Api) -> list[str]:
     changes = (await api.get("/v1/audit?limit=100")).json["changes"]
     return [one["change"]["what"] for one in reversed(changes)]
+
+
+def bytes_sent_by(server: Server) -> int:
+    [line] = [one for one in server.call("INFO", "stats").splitlines() if b"total_net_output_bytes" in one]
+    return int(line.partition(b":")[2])
 
 
 # -- schedules -------------------------------------------------------------------------------------------------
@@ -382,6 +390,31 @@ async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
     assert (await api.delete("/v1/pauses?all=true")).status == 200
 
 
+async def test_the_trail_has_the_pause_that_a_new_one_replaced_or_that_was_ended(api: Api) -> None:
+    for body in ({"target": "null:*"}, {"lane": "a", "reason": "one"}, {"lane": "a", "reason": "two"}):
+        assert (await api.post("/v1/pauses", body)).status == 201
+    await api.delete("/v1/pauses?lane=a")
+    changes = [one["change"] for one in (await api.get("/v1/audit?limit=10")).json["changes"]]
+    before = [(one["what"], one["object"], (one.get("before") or {}).get("reason")) for one in reversed(changes)]
+    assert before == [
+        ("pause.add", "target null:*", None),
+        ("pause.add", "lane a", None),
+        ("pause.add", "lane a", "one"),
+        ("pause.remove", "lane a", "two"),
+    ]
+
+
+async def test_one_pause_is_read_without_the_others(api: Api, server: Server) -> None:
+    async with Client(server.url, namespace="unwatched", partitions=4) as client:
+        for n in range(50):
+            await client.pause(lane=f"l{n}", reason="x" * 500)
+        before = bytes_sent_by(server)
+        found = await read_pause(client.store, Scope("lane", "l7"))
+        assert found is not None
+        assert bytes_sent_by(server) - before < 10_000, "all of them are more, the heartbeats of a node far less"
+        assert await read_pause(client.store, Scope("lane", "l50")) is None
+
+
 @pytest.mark.parametrize(
     "body",
     [{}, {"target": "a", "lane": "b"}, {"all": True, "lane": "b"}, {"target": "nothing"}, {"lane": "a", "until": 1}],
@@ -464,15 +497,12 @@ async def test_a_page_of_lanes_reads_the_tasks_of_its_own_lanes_only(api: Api, s
 
     await until_async(all_failed)
 
-    def sent() -> int:
-        """Bytes that the server has sent."""
-        [line] = [one for one in server.call("INFO", "stats").splitlines() if b"total_net_output_bytes" in one]
-        return int(line.partition(b":")[2])
-
     for path in ("/v1/lanes?limit=1", "/v1/lanes/shop%2F7"):
-        before = sent()
+        before = bytes_sent_by(server)
         assert (await api.get(path)).status == 200
-        assert sent() - before < 600_000, "40 tasks of 60 kB are far more, 32 partitions and heartbeats far less"
+        assert bytes_sent_by(server) - before < 600_000, (
+            "40 tasks of 60 kB are far more, 32 partitions and heartbeats far less"
+        )
 
 
 async def test_a_lane_behind_a_failed_head_is_shown_and_continues_without_it(api: Api) -> None:

@@ -33,6 +33,13 @@ async def read_pauses(store: Store) -> list[Pause]:
     return [_read_pause(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
 
 
+async def read_pause(store: Store, scope: Scope) -> Pause | None:
+    """Return the pause of exactly this scope, None if there is none in force."""
+    [raw] = await store.run_one(store.keys.slot, [("HGET", store.keys.pauses, scope.text)])
+    pause = None if raw is None else _read_pause(scope.text.encode(), raw)
+    return pause if pause is not None and pause.lasts(await store.sample_clock()) else None
+
+
 def _read_pause(name: bytes, raw: bytes) -> Pause:
     try:
         return _decode(raw)
