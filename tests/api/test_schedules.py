@@ -381,6 +381,7 @@ async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
     made = await api.post("/v1/pauses", {"target": "null:*", "reason": "deploy", "for": "1h"})
     assert made.status == 201, made
     assert (made.json["scope"], made.json["mode"], made.json["reason"]) == ("target null:*", "hold", "deploy")
+    assert made.json["by"] == made.json["who"] == "open"
     assert (await api.get("/v1/pauses")).json["pauses"] == [made.json]
     assert (await api.delete("/v1/pauses?target=null:*")).json == {"scope": "target null:*", "outcome": "resumed"}
     assert (await api.delete("/v1/pauses?target=null:*")).problem == "not-found"

@@ -64,18 +64,19 @@ class PauseQuery(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct):
-    """A pause: its scope, author, reason, beginning and end."""
+    """A pause: its scope, author, reason, beginning and end. `who` is the old name of `by`."""
 
     scope: str
     mode: Mode
     reason: str
+    by: str
     who: str
     since_ms: int
     until_ms: int | None
 
     @classmethod
     def of(cls, pause: Pause) -> "Paused":
-        return cls(pause.scope.text, pause.mode, pause.reason, pause.who, pause.since_ms, pause.until_ms)
+        return cls(pause.scope.text, pause.mode, pause.reason, pause.by, pause.by, pause.since_ms, pause.until_ms)
 
 
 class PauseList(msgspec.Struct):

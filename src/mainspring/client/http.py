@@ -757,5 +757,6 @@ def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str,
 
 
 def _pause(answer: dict[str, Any]) -> Pause:
-    fields = {name: answer[name] for name in ("mode", "reason", "who", "since_ms", "until_ms")}
-    return Pause(Scope.parse(answer["scope"]), **fields)
+    fields = {name: answer[name] for name in ("mode", "reason", "since_ms", "until_ms")}
+    by = answer["by"] if "by" in answer else answer["who"]  # a node of an older version
+    return Pause(Scope.parse(answer["scope"]), by=by, **fields)
