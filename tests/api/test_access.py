@@ -52,6 +52,8 @@ RULES: dict[str, Right | None] = {
     "POST /v1/dead:drop": "operate",
     "GET /v1/schedules": "read",
     "POST /v1/schedules": "operate",
+    "POST /v1/schedules:batch": "operate",
+    "POST /v1/schedules:find": "read",
     "POST /v1/schedules:preview": "read",
     "GET /v1/schedules/{name}": "read",
     "PUT /v1/schedules/{name}": "operate",

@@ -8,12 +8,15 @@ from urllib.parse import quote
 
 import pytest
 
+from mainspring.client.client import Client
 from mainspring.config.config import Config
 from mainspring.model.delivery import Delivery, Outcome, Retry
+from mainspring.model.lane import Scope
 from mainspring.model.task import Task
 from mainspring.model.workers import WorkerInfo
 from mainspring.sinks.log import NullSink
 from mainspring.store import queue_state
+from mainspring.store.lanes import read_pause
 from mainspring.store.members import worker_beat
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
@@ -48,6 +51,11 @@ async def add(api: Api, **fields: Any) -> Answer:
 async def whats(api: Api) -> list[str]:
     changes = (await api.get("/v1/audit?limit=100")).json["changes"]
     return [one["change"]["what"] for one in reversed(changes)]
+
+
+def bytes_sent_by(server: Server) -> int:
+    [line] = [one for one in server.call("INFO", "stats").splitlines() if b"total_net_output_bytes" in one]
+    return int(line.partition(b":")[2])
 
 
 # -- schedules -------------------------------------------------------------------------------------------------
@@ -117,6 +125,45 @@ async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
     assert less.json["specs"] == ["0 3 * * *"]
     fresh = await api.call("PUT", "/v1/schedules/fresh", {"every": "5m", "target": "null:"})
     assert fresh.status == 201
+
+
+async def test_many_schedules_are_added_and_found_at_once(api: Api) -> None:
+    await add(api)
+    many = [{**NIGHTLY, "name": name, "cron": "0 3 * * *"} for name in ("a", "nightly", "b")]
+    assert (await api.post("/v1/schedules:batch", {"schedules": many})).problem == "conflict"
+    kept = (await api.post("/v1/schedules:batch", {"schedules": many[:2], "on_conflict": "keep"})).json["schedules"]
+    assert [(one["name"], one["outcome"], one["specs"]) for one in kept] == [
+        ("a", "created", ["0 3 * * *"]),
+        ("nightly", "kept", ["0 2 * * *"]),
+    ]
+    done = (await api.post("/v1/schedules:batch", {"schedules": many, "on_conflict": "replace"})).json["schedules"]
+    assert [one["outcome"] for one in done] == ["kept", "replaced", "created"]
+    assert await whats(api) == ["schedule.add", "schedule.add", "schedule.edit", "schedule.add"]
+    found = (await api.post("/v1/schedules:find", {"names": ["b", "nobody", "nightly"]})).json["schedules"]
+    assert found == [(await api.get(f"/v1/schedules/{name}")).json for name in ("b", "nightly")]
+    assert (await api.post("/v1/schedules:find", {"names": []})).json == {"schedules": []}
+
+
+async def test_a_wrong_schedule_of_many_is_named_and_none_of_them_is_written(api: Api) -> None:
+    await add(api)
+    good = {"name": "good", "every": "1h", "target": "log:"}
+    api.token = await api.key("operator", targets=("log:",))
+    for wrong, status, words in (
+        ({"name": "bad", "every": "1h", "target": "null:"}, 403, "schedule 'bad': this key may not use"),
+        ({"name": "bad", "every": "1h", "target": "log:", "lane": "l"}, 403, "schedule 'bad': this key is bound"),
+        ({"name": "bad", "cron": "0 25 * * *", "target": "log:"}, 400, "schedule 'bad': "),
+        ({"name": "bad", "every": "1h", "target": "log:", "end": 1}, 400, "bad"),
+        ({"name": "nightly", "every": "1h", "target": "log:"}, 409, "the name 'nightly' is taken"),
+        (good, 400, "the name 'good' is there more than once"),
+    ):
+        refused = await api.post("/v1/schedules:batch", {"schedules": [good, wrong], "on_conflict": "replace"})
+        assert (refused.status, words in refused.json["detail"]) == (status, True), refused.body
+    assert (await api.post("/v1/schedules:find", {"names": ["good", "nightly"]})).json == {"schedules": []}
+    many = [{**good, "name": f"n{n}"} for n in range(101)]
+    assert "at most 100" in (await api.post("/v1/schedules:batch", {"schedules": many})).json["detail"]
+    assert (
+        "at most 100" in (await api.post("/v1/schedules:find", {"names": [str(n) for n in range(101)]})).json["detail"]
+    )
 
 
 async def test_an_add_repeated_with_its_idempotency_key_is_one(api: Api) -> None:
@@ -334,6 +381,7 @@ async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
     made = await api.post("/v1/pauses", {"target": "null:*", "reason": "deploy", "for": "1h"})
     assert made.status == 201, made
     assert (made.json["scope"], made.json["mode"], made.json["reason"]) == ("target null:*", "hold", "deploy")
+    assert made.json["by"] == made.json["who"] == "open"
     assert (await api.get("/v1/pauses")).json["pauses"] == [made.json]
     assert (await api.delete("/v1/pauses?target=null:*")).json == {"scope": "target null:*", "outcome": "resumed"}
     assert (await api.delete("/v1/pauses?target=null:*")).problem == "not-found"
@@ -341,6 +389,31 @@ async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
     everything = await api.post("/v1/pauses", {"all": True})
     assert everything.json["scope"] == "all"
     assert (await api.delete("/v1/pauses?all=true")).status == 200
+
+
+async def test_the_trail_has_the_pause_that_a_new_one_replaced_or_that_was_ended(api: Api) -> None:
+    for body in ({"target": "null:*"}, {"lane": "a", "reason": "one"}, {"lane": "a", "reason": "two"}):
+        assert (await api.post("/v1/pauses", body)).status == 201
+    await api.delete("/v1/pauses?lane=a")
+    changes = [one["change"] for one in (await api.get("/v1/audit?limit=10")).json["changes"]]
+    before = [(one["what"], one["object"], (one.get("before") or {}).get("reason")) for one in reversed(changes)]
+    assert before == [
+        ("pause.add", "target null:*", None),
+        ("pause.add", "lane a", None),
+        ("pause.add", "lane a", "one"),
+        ("pause.remove", "lane a", "two"),
+    ]
+
+
+async def test_one_pause_is_read_without_the_others(api: Api, server: Server) -> None:
+    async with Client(server.url, namespace="unwatched", partitions=4) as client:
+        for n in range(50):
+            await client.pause(lane=f"l{n}", reason="x" * 500)
+        before = bytes_sent_by(server)
+        found = await read_pause(client.store, Scope("lane", "l7"))
+        assert found is not None
+        assert bytes_sent_by(server) - before < 10_000, "all of them are more, the heartbeats of a node far less"
+        assert await read_pause(client.store, Scope("lane", "l50")) is None
 
 
 @pytest.mark.parametrize(
@@ -425,15 +498,12 @@ async def test_a_page_of_lanes_reads_the_tasks_of_its_own_lanes_only(api: Api, s
 
     await until_async(all_failed)
 
-    def sent() -> int:
-        """Bytes that the server has sent."""
-        [line] = [one for one in server.call("INFO", "stats").splitlines() if b"total_net_output_bytes" in one]
-        return int(line.partition(b":")[2])
-
     for path in ("/v1/lanes?limit=1", "/v1/lanes/shop%2F7"):
-        before = sent()
+        before = bytes_sent_by(server)
         assert (await api.get(path)).status == 200
-        assert sent() - before < 600_000, "40 tasks of 60 kB are far more, 32 partitions and heartbeats far less"
+        assert bytes_sent_by(server) - before < 600_000, (
+            "40 tasks of 60 kB are far more, 32 partitions and heartbeats far less"
+        )
 
 
 async def test_a_lane_behind_a_failed_head_is_shown_and_continues_without_it(api: Api) -> None:

@@ -11,6 +11,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner, Result
 
+from mainspring.cli.audited_client import user
 from mainspring.cli.lanes import lane_app as lane
 from mainspring.cli.lanes import pause_app as pause
 from mainspring.cli.lanes import pauses_app as pauses
@@ -118,7 +119,7 @@ async def test_pause_list_and_resume(server: Server, ticker: Ticker) -> None:
     assert (await call(pause, server, "--all", "--drop", "--json")).exit_code == 0
     rows = json.loads((await call(pauses, server, "--json")).output)
     assert [(row["scope"], row["mode"]) for row in rows] == [("target kafka:*", "hold"), ("all", "drop")]
-    assert rows[1]["who"] != ""
+    assert [(row["by"], row["who"]) for row in rows] == [("ops", "ops"), (user(), user())]
     assert [row[:1] + row[3:4] for row in cells(await call(pauses, server))] == [
         ["PAUSED", "MODE"], ["target kafka:*", "hold"], ["all", "drop"],
     ]  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import app
+from mainspring.client.http import Api as RemoteApi
 from mainspring.config.config import Config
 from mainspring.model.access import new_token
 from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
@@ -504,6 +505,38 @@ async def test_a_file_of_schedules_applied_twice_changes_nothing(say: Say, tmp_p
     last = (await told(say, "schedule", "apply", "-f", str(file), "--prune"))["steps"]
     assert [(one["name"], one["action"]) for one in last] == [("a", "change"), ("b", "remove")]
     assert [one["name"] for one in (await told(say, "schedule", "list"))["schedules"]] == ["a"]
+
+
+async def test_a_large_file_is_applied_over_an_api_in_batches(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    ask = RemoteApi.call
+
+    def counted(self: RemoteApi, method: str, *path: str, **given: Any) -> Any:
+        sent.append(f"{method} {path[0]}")
+        return ask(self, method, *path, **given)
+
+    monkeypatch.setattr(RemoteApi, "call", counted)
+    file = tmp_path / "plan.toml"
+
+    async def steps(payload: str, *words: str) -> set[str]:
+        rows = (f"[schedules.s{n}]\nevery = '1h'\ntarget = 'log:'\npayload = '{payload}'\n" for n in range(150))
+        file.write_text("".join(rows))
+        line = ["schedule", "apply", "-f", str(file), "--url", api.url, "--json", *words]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert result.exit_code == 0, result.output
+        return {one["action"] for one in json.loads(result.stdout)["steps"]}
+
+    assert await steps("small") == {"create"}
+    assert sent == ["POST /v1/schedules:find"] * 2 + ["POST /v1/schedules:batch"] * 2 + ["POST /v1/schedules:find"] * 2
+    sent.clear()
+    assert await steps("small") == {"same"}
+    assert sent == ["POST /v1/schedules:find"] * 2
+    assert await steps("large " * 1_000) == {"change"}
+    last = await api.client.schedules.get("s149")
+    assert last is not None
+    assert last.payload == "large " * 1_000
 
 
 # -- the rest --------------------------------------------------------------------------------------------------

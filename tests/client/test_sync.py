@@ -11,7 +11,7 @@ from mainspring.client.client import Client
 from mainspring.client.dead_letters import DeadLetters
 from mainspring.client.schedules import Schedules
 from mainspring.client.sync import SyncClient, SyncDeadLetters, SyncSchedules
-from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
+from mainspring.model.errors import InvalidInput, MainspringError, TaskFailed, Unavailable
 from mainspring.model.task import Task
 from mainspring.testing.servers import Server, wait_until
 
@@ -70,6 +70,35 @@ async def test_every_handle_of_one_task_waits_for_its_result(server: Server) -> 
             with pytest.raises(MainspringError, match=r"cancelled|no task"):
                 await handle.result(timeout="5s")
     server.call("FLUSHALL")
+
+
+async def test_every_handle_cancels_its_own_task(server: Server) -> None:
+    async with Client(server.url, namespace="sync", partitions=4) as client:
+        here = await client.put("log:", id="same", after="1h")
+        there = await client.put("log:", id="same", after="1h", lane="a")
+        await client.schedules.add("job", cron="0 2 * * *", target="log:", lane="daily")
+        triggered = await client.schedules.trigger("job", after="1h")
+        assert await there.cancel() == "cancelled"
+        assert (await client.get("same", lane="")).state == "pending"
+        moved = await client.reschedule("same", after="2h", lane="")
+        for handle in (await client.put("log:", after="1h"), triggered, moved, here):
+            assert await handle.cancel() == "cancelled"
+            assert await handle.cancel() == "cancelled"
+        [many] = (await client.put_many([Task("log:", after="1h")], handles=True)).handles or []
+        with pytest.raises(MainspringError, match=rf"no client; ask client.cancel\('{many.id}'\)"):
+            many.cancel()
+    server.call("FLUSHALL")
+
+
+def test_handles_of_a_synchronous_client_cancel_without_an_event_loop(client: SyncClient) -> None:
+    client.put("log:", id="moved", after="1h")
+    client.schedules.add("job", cron="0 2 * * *", target="log:")
+    triggered = client.schedules.trigger("job", after="1h")
+    for handle in (client.put("log:", after="1h"), client.reschedule("moved", after="2h"), triggered):
+        assert handle.cancel() == "cancelled"
+    assert client.get("moved").state == "cancelled"
+    with pytest.raises(TaskFailed, match="cancelled"):
+        triggered.result(timeout="10s")
 
 
 def test_handles_of_a_synchronous_client_wait_without_an_event_loop(client: SyncClient) -> None:

@@ -238,7 +238,7 @@ async def test_a_paused_lane_is_shown_and_resumed_like_a_parked_one(ticker: Tick
     await ticker.advance(seconds=3)
     [held] = await ticker.client.lanes()
     assert (held.state, held.cause, held.behind) == ("held", "pause:lane a", 4)
-    assert (held.reason, held.who) == ("stocktaking", "ops")
+    assert (held.reason, held.by, held.who) == ("stocktaking", "ops", "ops")
     assert await ticker.client.lane_resume("a") == "ok"
     assert values(await ticker.advance(seconds=1)) == [0, 1, 2, 3]
 

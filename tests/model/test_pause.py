@@ -1,5 +1,6 @@
 """Pauses and lane policies as values: what they mean and what is refused."""
 
+import msgspec
 import pytest
 
 from mainspring.model.errors import InvalidInput
@@ -49,6 +50,13 @@ def test_a_pause_that_is_over_by_time_holds_up_nothing() -> None:
     pause = Pause(Scope(), until_ms=1_000)
     assert Pauses([pause], 999)
     assert not Pauses([pause], 1_000)
+
+
+def test_the_author_of_a_pause_is_stored_under_its_old_name() -> None:
+    pause = Pause(Scope(), by="ops")
+    assert msgspec.to_builtins(pause)["who"] == pause.by == pause.who == "ops"
+    with pytest.raises(InvalidInput, match="by has more than 500 characters"):
+        Pause(Scope(), by="x" * 501).check()
 
 
 def test_a_pause_of_a_queue_that_there_cannot_be_is_refused() -> None:

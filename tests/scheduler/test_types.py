@@ -60,6 +60,7 @@ async def main(ctx: Context) -> None:
     handle = await send.after("30m").aput("a", copies=2)
     assert_type(await handle.result(), float)
     assert_type(await (await expire.now().aput("a")).result(), int)
+    assert_type(await handle.cancel(), Any)
 
 
 def sync(client: SyncClient) -> None:

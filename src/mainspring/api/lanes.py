@@ -6,9 +6,9 @@ from typing import Final, Literal
 import msgspec
 
 from ..model.audit import changes, of_lane, of_pause
-from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause
+from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
 from ..model.task import pattern_fits
-from ..store.lanes import read_lanes
+from ..store.lanes import read_lanes, read_pause
 from .asgi import Answer, Problem, answer
 from .routes import Call, Route
 from .schedules import instant
@@ -64,18 +64,19 @@ class PauseQuery(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct):
-    """A pause: its scope, author, reason, beginning and end."""
+    """A pause: its scope, author, reason, beginning and end. `who` is the old name of `by`."""
 
     scope: str
     mode: Mode
     reason: str
+    by: str
     who: str
     since_ms: int
     until_ms: int | None
 
     @classmethod
     def of(cls, pause: Pause) -> "Paused":
-        return cls(pause.scope.text, pause.mode, pause.reason, pause.who, pause.since_ms, pause.until_ms)
+        return cls(pause.scope.text, pause.mode, pause.reason, pause.by, pause.by, pause.since_ms, pause.until_ms)
 
 
 class PauseList(msgspec.Struct):
@@ -163,7 +164,7 @@ async def add_pause(call: Call) -> Answer:
     wanted: NewPause = call.body
     _check_scope(call, wanted)
     until_ms = None if wanted.until is None else instant(wanted.until, "until")
-    before = {one.scope.text: one for one in await call.client.pauses()}
+    before = await read_pause(call.client.store, Scope.of(wanted.target, wanted.queue, wanted.lane))
     made = await call.client.pause(
         target=wanted.target,
         queue=wanted.queue,
@@ -174,7 +175,7 @@ async def add_pause(call: Call) -> Answer:
         until=until_ms,
         for_=wanted.for_,
     )
-    await call.audit("pause.add", made.scope.text, *changes(of_pause(before.get(made.scope.text)), of_pause(made)))
+    await call.audit("pause.add", made.scope.text, *changes(of_pause(before), of_pause(made)))
     return answer(Paused.of(made), 201)
 
 
@@ -182,12 +183,12 @@ async def remove_pause(call: Call) -> Answer:
     query: PauseQuery = call.query
     _check_scope(call, query)
     named = {name: value for name in ("target", "queue", "lane") if (value := getattr(query, name)) is not None}
-    scope = "all" if query.all else " ".join(next(iter(named.items())))
-    before = next((one for one in await call.client.pauses() if one.scope.text == scope), None)
+    scope = Scope.of(**named)
+    before = await read_pause(call.client.store, scope)
     if not await call.client.resume(**named):
-        raise Problem("not-found", f"nothing is paused as {scope[:200]!r}")
-    await call.audit("pause.remove", scope, of_pause(before) or {"state": "paused"}, {"state": "resumed"})
-    return answer(Resumed(scope, "resumed"))
+        raise Problem("not-found", f"nothing is paused as {scope.text[:200]!r}")
+    await call.audit("pause.remove", scope.text, of_pause(before) or {"state": "paused"}, {"state": "resumed"})
+    return answer(Resumed(scope.text, "resumed"))
 
 
 def _check_scope(call: Call, wanted: NewPause | PauseQuery) -> None:

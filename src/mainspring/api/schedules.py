@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..client.schedules import OnExisting
+from ..client.schedules import AddOutcome, OnExisting
 from ..model.audit import changes, of_schedule
 from ..model.errors import InvalidInput
-from ..model.limits import LAST_SHOWN_MS
+from ..model.limits import LAST_SHOWN_MS, SCHEDULES_A_CALL
 from ..model.schedule.definition import Definition, PauseMode, check_specs
 from ..model.schedule.input import local_ms
 from ..model.schedule.view import SAMPLE, Backfilled, Finding, ScheduleView, lint, revision_as_dict
@@ -18,7 +18,7 @@ from ..model.targets.names import check_target
 from ..model.times import timeout_ms
 from ..node.schedule_lint import Terms, runs_ahead, terms_of, with_outlook
 from ..store.records import KeptAnswer
-from .asgi import Answer, Problem, answer
+from .asgi import Answer, Problem, answer, problem_of
 from .auth import check_lane
 from .routes import Call, Route, no_such
 from .tasks import Moment, Put, once
@@ -84,6 +84,25 @@ class NewSchedule(Fields, forbid_unknown_fields=True, kw_only=True):
     on_conflict: OnExisting = "reject"
 
 
+class NamedFields(Fields, forbid_unknown_fields=True, kw_only=True):
+    """A schedule of a batch."""
+
+    name: str
+
+
+class NewSchedules(msgspec.Struct, forbid_unknown_fields=True):
+    """Up to 100 schedules, each name once; `on_conflict` is that of a single one, for all of them."""
+
+    schedules: list[NamedFields]
+    on_conflict: OnExisting = "reject"
+
+
+class Names(msgspec.Struct, forbid_unknown_fields=True):
+    """Up to 100 names of schedules."""
+
+    names: list[str]
+
+
 class ListSchedules(msgspec.Struct, frozen=True):
     limit: int = 50
     cursor: str | None = None
@@ -101,7 +120,7 @@ class Schedule(msgspec.Struct):
 
     `cron`, `every` and `after_end` are there if they were given. `specs` is the old name of all three together.
 
-    `worst_case` and `findings` (likely mistakes) use the settings of the node. Lists leave both out.
+    `worst_case` and `findings` (likely mistakes) use the settings of the node. Lists and batches leave both out.
     """
 
     name: str
@@ -129,6 +148,24 @@ class ScheduleList(msgspec.Struct):
 
     schedules: list[Schedule]
     next: str | None
+
+
+class AddedSchedule(Schedule, kw_only=True):
+    """A schedule of a batch, and whether it was `created`, `kept` or `replaced`."""
+
+    outcome: str
+
+
+class AddedSchedules(msgspec.Struct):
+    """In the order of the request."""
+
+    schedules: list[AddedSchedule]
+
+
+class FoundSchedules(msgspec.Struct):
+    """The schedules that exist, each with its `worst_case` and `findings`."""
+
+    schedules: list[Schedule]
 
 
 class Edit(Fields, forbid_unknown_fields=True):
@@ -239,6 +276,23 @@ async def _view_answer(call: Call, view: ScheduleView, status: int = 200) -> Ans
     return answer(seen.as_dict(), status)
 
 
+async def find_schedules(call: Call) -> Answer:
+    """Answer with many schedules at once. Those that the key may not see are left out, as unknown ones are."""
+    names: list[str] = call.body.names
+    _check_count(len(names))
+    found = await call.client.schedules.get_many(names)
+    seen = [view for view in found.values() if call.key.sees(view.definition.target)]
+    now_ms, config = call.client.store.clock.now_ms(), call.node.config
+    async with call.app.previewing:
+        shown = await asyncio.to_thread(lambda: [with_outlook(view, now_ms, config).as_dict() for view in seen])
+    return answer({"schedules": shown})
+
+
+def _check_count(count: int) -> None:
+    if count > SCHEDULES_A_CALL:
+        raise Problem("invalid", f"these are {count} schedules; a request takes at most {SCHEDULES_A_CALL}")
+
+
 async def _known(call: Call) -> ScheduleView:
     name = call.params["name"]
     view = await call.client.schedules.get(name)
@@ -322,18 +376,54 @@ async def put_schedule(call: Call) -> Answer:
     return await _write(call, call.params["name"], given(call.body, call.client.schedules.timezone), "replace")
 
 
+async def add_schedules(call: Call) -> Answer:
+    """Add many schedules. All are checked before the first is written."""
+    posted: NewSchedules = call.body
+    _check_count(len(posted.schedules))
+    definitions: dict[str, Definition] = {}
+    for one in posted.schedules:
+        if one.name in definitions:
+            raise Problem("invalid", f"the name {one.name[:200]!r} is there more than once")
+        try:
+            fields = given(one, call.client.schedules.timezone, leave=("name",))
+            definitions[one.name] = _definition(call, one.name, fields)
+        except (InvalidInput, Problem) as error:
+            problem = error if isinstance(error, Problem) else problem_of(error)
+            name = repr(one.name[:200])
+            if name not in problem.detail:  # the request has many
+                problem.detail = f"schedule {name}: {problem.detail}"
+            raise problem from None
+    added = await _write_all(call, list(definitions.values()), posted.on_conflict)
+    return answer({"schedules": [{**view.as_dict(), "outcome": outcome} for view, outcome in added]})
+
+
 async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnExisting) -> Answer:
+    [(view, outcome)] = await _write_all(call, [_definition(call, name, fields)], on_conflict)
+    return await _view_answer(call, view, 201 if outcome == "created" else 200)
+
+
+def _definition(call: Call, name: str, fields: dict[str, Any]) -> Definition:
+    """Return the definition, if this key and this node take it."""
     definition = call.client.schedules.define(name, **{**fields, "by": call.who})
     call.check_target(definition.target)
     check_lane(call.key, definition.lane)
     call.node.config.check_timeout(definition.target, definition.timeout_ms)
-    before = await call.client.schedules.get(name)
-    if before is not None and not call.key.sees(before.definition.target):
-        raise Problem("conflict", f"the name {name[:200]!r} is taken")
-    [(view, outcome)] = await call.client.schedules.add_many([definition], on_conflict=on_conflict)
-    if outcome != "kept":
-        await _audit(call, "schedule.add" if outcome == "created" else "schedule.edit", name, before, view)
-    return await _view_answer(call, view, 201 if outcome == "created" else 200)
+    return definition
+
+
+async def _write_all(
+    call: Call, definitions: list[Definition], on_conflict: OnExisting
+) -> list[tuple[ScheduleView, AddOutcome]]:
+    known = await call.client.schedules.get_many([one.name for one in definitions])
+    for name, before in known.items():
+        if not call.key.sees(before.definition.target):
+            raise Problem("conflict", f"the name {name[:200]!r} is taken")
+    added = await call.client.schedules.add_many(definitions, on_conflict=on_conflict)
+    for view, outcome in added:
+        if outcome != "kept":
+            what = "schedule.add" if outcome == "created" else "schedule.edit"
+            await _audit(call, what, view.name, known.get(view.name), view)
+    return added
 
 
 async def edit_schedule(call: Call) -> Answer:
@@ -441,6 +531,14 @@ ROUTES: Final = (
     Route(
         "POST", "/v1/schedules", add_schedule, "operate", "Add a schedule.", body=NewSchedule,
         answers={200: Schedule, 201: Schedule}, problems=(*_CHANGE, "idempotency"),
+    ),
+    Route(
+        "POST", "/v1/schedules:batch", add_schedules, "operate", "Add many schedules.", body=NewSchedules,
+        answers={200: AddedSchedules}, problems=_CHANGE,
+    ),
+    Route(
+        "POST", "/v1/schedules:find", find_schedules, "read", "Show many schedules.", body=Names,
+        answers={200: FoundSchedules}, problems=_BODY,
     ),
     Route(
         "POST", "/v1/schedules:preview", preview_schedule, "read", "Preview times that are not stored.",

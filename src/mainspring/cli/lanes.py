@@ -116,7 +116,7 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
         ("next", None if one.next_ms is None else moment(one.next_ms)),
         ("held by", one.cause),
         ("reason", one.reason),
-        ("by", one.who),
+        ("by", one.by),
         ("until", None if one.until_ms is None else moment(one.until_ms)),
     ]
     return [(name, text) for name, text in rows if text is not None]
@@ -202,7 +202,7 @@ def check_scope(everything: bool, target: str | None, queue: str | None, lane: s
 
 def line_of(one: Pause) -> str:
     until = "" if one.until_ms is None else f", until {moment(one.until_ms)}"
-    by = f" by {one.who}" if one.who else ""
+    by = f" by {one.by}" if one.by else ""
     why = f": {one.reason}" if one.reason else ""
     drop = " (what comes due is dropped)" if one.mode == "drop" else ""
     return f"{one.scope.text}{drop}, since {moment(one.since_ms)}{until}{by}{why}"
@@ -213,7 +213,8 @@ def as_dict(one: Pause) -> dict[str, object]:
         "scope": one.scope.text,
         "mode": one.mode,
         "reason": one.reason,
-        "who": one.who,
+        "by": one.by,
+        "who": one.by,  # its old name
         "since_ms": one.since_ms,
         "until_ms": one.until_ms,
     }
@@ -230,7 +231,7 @@ def pauses(config: "Config") -> Listing:
     return Listing(
         columns=("PAUSED", "SINCE", "UNTIL", "MODE", "BY", "REASON"),
         rows=[
-            (one.scope.text, Instant(one.since_ms), Instant(one.until_ms), one.mode, one.who, one.reason)
+            (one.scope.text, Instant(one.since_ms), Instant(one.until_ms), one.mode, one.by, one.reason)
             for one in found
         ],
         value=[as_dict(one) for one in found],

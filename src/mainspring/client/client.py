@@ -858,7 +858,7 @@ class Client(
         from .schedules import Schedules  # slow to load, and many programs have no schedules
 
         made = Schedules(lambda: self.store, self._timezone)
-        made._result = self.result  # handles of triggered runs ask it
+        made._asked_by = self._asked_by  # for handles of triggered runs
         return made
 
     @cached_property
@@ -940,7 +940,8 @@ class Client(
         - `timeout`: how long one attempt may take.
         - `durability`: "server", "disk" or "replicas=n": where the task must be stored before the call returns.
 
-        Returns a handle with the id, the due time and the outcome; `await handle.result()` waits for the end.
+        Returns a handle with the id, the due time and the outcome; `await handle.result()` waits for the end, and
+        `await handle.cancel()` cancels the task.
         Raises InvalidInput, PayloadTooLarge, Conflict, NotConfirmed, Unavailable, OutOfMemory.
         """
         task = Task(target, payload, at, after, id, lane, expires, retry, timeout, retries)
@@ -956,9 +957,9 @@ class Client(
         return self._asked_by(handle, "" if lane is None and id is not None else lane)
 
     def _asked_by(self, handle: Handle, lane: str | None) -> Handle[Coroutine[Any, Any, Any]]:
-        """Let `result()` of the handle ask this client."""
+        """Let `result()` and `cancel()` of the handle ask this client."""
         ask = partial(self.result, handle.id, lane=lane)
-        return handle._asking(lambda timeout: ask(timeout=timeout))
+        return handle._asking(lambda timeout: ask(timeout=timeout), partial(self.cancel, handle.id, lane=lane))
 
     async def beat(
         self,

@@ -7,7 +7,7 @@ import base64
 import http.client
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ from mainspring.model.errors import (
 from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Pause, Scope
+from mainspring.model.limits import SCHEDULES_A_CALL
 from mainspring.model.notice import Beat
 from mainspring.model.retry import retry_line
 from mainspring.model.run import KeptRun, RunLog, RunsPage, RunStats
@@ -343,6 +344,8 @@ def _dead_letter(answer: dict[str, Any]) -> DeadLetter:
 
 _SCHEDULES: Final = "/v1/schedules"
 _SCHEDULES_A_PAGE: Final = 500
+_BATCH_BYTES: Final = 32 * 1024
+"""Approximate size of a batch of schedules: a quarter of the largest body that nodes take by default."""
 
 
 class RemoteSchedules:
@@ -359,9 +362,12 @@ class RemoteSchedules:
     async def add_many(
         self, definitions: "Iterable[Definition]", *, on_conflict: "OnExisting" = "reject"
     ) -> "list[tuple[ScheduleView, AddOutcome]]":
-        """Add schedules one by one; those before a refused one are stored."""
-        outcome: AddOutcome = "created" if on_conflict == "reject" else "replaced"
-        return [(await self.add(one.name, on_conflict=on_conflict, **_fields_of(one)), outcome) for one in definitions]
+        """Add any number of schedules in batches. An invalid one stops the call; batches before it are stored."""
+        added: list[tuple[ScheduleView, AddOutcome]] = []
+        for some in _by_size({"name": one.name, **_fields(_fields_of(one))} for one in definitions):
+            answer = self._api.post(f"{_SCHEDULES}:batch", schedules=some, on_conflict=on_conflict)
+            added += [(_view(one), one["outcome"]) for one in answer["schedules"]]
+        return added
 
     async def edit(self, name: str, *, generation: int | None = None, **fields: Any) -> "ScheduleView":
         body = _fields(fields) | ({} if generation is None else {"generation": generation})
@@ -417,8 +423,11 @@ class RemoteSchedules:
             return None
 
     async def get_many(self, names: Sequence[str]) -> "dict[str, ScheduleView]":
-        found = [await self.get(name) for name in names]
-        return {view.name: view for view in found if view is not None}
+        found: dict[str, ScheduleView] = {}
+        for first in range(0, len(names), SCHEDULES_A_CALL):
+            answer = self._api.post(f"{_SCHEDULES}:find", names=names[first : first + SCHEDULES_A_CALL])
+            found |= {one["name"]: _view(one) for one in answer["schedules"]}
+        return found
 
     async def history(self, name: str) -> "list[Definition]":
         revisions = self._api.get(_SCHEDULES, name, "history")["revisions"]
@@ -449,6 +458,21 @@ def _fields(fields: dict[str, Any]) -> dict[str, Any]:
         if given.get(name) is not None:
             given[name] = moment_of(given[name])
     return given
+
+
+def _by_size(schedules: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Divide schedules into batches that a request may have."""
+    some: list[dict[str, Any]] = []
+    size = 0
+    for one in schedules:
+        more = len(msgspec.json.encode(one))
+        if some and (len(some) == SCHEDULES_A_CALL or size + more > _BATCH_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(one)
+        size += more
+    if some:
+        yield some
 
 
 def _fields_of(definition: "Definition") -> dict[str, Any]:
@@ -728,5 +752,6 @@ def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str,
 
 
 def _pause(answer: dict[str, Any]) -> Pause:
-    fields = {name: answer[name] for name in ("mode", "reason", "who", "since_ms", "until_ms")}
-    return Pause(Scope.parse(answer["scope"]), **fields)
+    fields = {name: answer[name] for name in ("mode", "reason", "since_ms", "until_ms")}
+    by = answer["by"] if "by" in answer else answer["who"]  # a node of an older version
+    return Pause(Scope.parse(answer["scope"]), by=by, **fields)

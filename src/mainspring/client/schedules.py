@@ -190,16 +190,13 @@ BACKFILL_AT_MOST: Final = 100_000
 BACKFILL_BATCH: Final = 1_000
 
 
-ResultCall = Callable[..., Coroutine[Any, Any, Any]]
-"""`Client.result`, which handles of triggered runs ask."""
-
-
 class RunsBeside:
     """Puts runs without advancing their chains."""
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._open_store = store
-        self._result: ResultCall | None = None
+        self._asked_by: Callable[[Handle, str | None], Handle[Coroutine[Any, Any, Any]]] | None = None
+        """`Client._asked_by`: lets handles of triggered runs ask the client."""
         self._widths = Widths()
 
     @property
@@ -223,10 +220,8 @@ class RunsBeside:
         task_id = f"{name}@{instant_text(due_ms)}.{secrets.token_hex(3)}"
         await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
         handle = Handle[Coroutine[Any, Any, Any]](task_id, due_ms)
-        if self._result is None:
-            return handle
-        ask = partial(self._result, task_id, lane=definition.lane or "")
-        return handle._asking(lambda timeout: ask(timeout=timeout))
+        # Not the lane "": without a lane the run is in the partition of its schedule, not of its own id.
+        return handle if self._asked_by is None else self._asked_by(handle, definition.lane)
 
     async def backfill(
         self,

@@ -51,13 +51,15 @@ def _waiting_for(
 def _answering(
     method: Callable[Concatenate[Waiting, P], Handle[Coroutine[Any, Any, Any]]],
 ) -> Callable[Concatenate[Waiting, P], Handle]:
-    """Return a blocking call whose handle waits for the result in a blocking way, too."""
+    """Return a blocking call whose handle asks in a blocking way, too."""
 
     @functools.wraps(method)
     def call(self: Waiting, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
         handle = method(self, *args, **kwargs)
-        ask = handle.__dict__["ask"]
-        return handle._asking(lambda timeout: self._wait(lambda _: ask(timeout)))
+        ask, cancel = handle.__dict__["ask"], handle.__dict__["cancel"]
+        return handle._asking(
+            lambda timeout: self._wait(lambda _: ask(timeout)), lambda: self._wait(lambda _: cancel())
+        )
 
     return call
 

@@ -75,7 +75,7 @@ def of_pause(pause: Pause | None) -> View:
     if pause is None:
         return None
     return {
-        "state": "paused", "mode": pause.mode, "reason": pause.reason, "by": pause.who, "since_ms": pause.since_ms,
+        "state": "paused", "mode": pause.mode, "reason": pause.reason, "by": pause.by, "since_ms": pause.since_ms,
         "until_ms": pause.until_ms,
     }  # fmt: skip
 

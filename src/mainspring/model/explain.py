@@ -79,8 +79,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Since when the task is in its queue, running, paused, parked or held."""
     reason: str | None = None
     """Why it died, or is paused, parked or held."""
-    who: str | None = None
+    by: str | None = None
     """The caller that paused it."""
+    who: str | None = None
+    """Old name of `by`."""
     until_ms: int | None = None
     """When the pause or hold ends by itself; for a circuit breaker, when the next probe is sent."""
     died_ms: int | None = None

@@ -41,7 +41,9 @@ class LaneInfo(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     """Why a held lane is held."""
     reason: str | None = None
+    by: str | None = None
     who: str | None = None
+    """Old name of `by`."""
     until_ms: int | None = None
 
 
@@ -228,7 +230,8 @@ class Pause(msgspec.Struct, frozen=True):
     scope: Scope
     mode: Mode = "hold"
     reason: str = ""
-    who: str = ""
+    by: str = msgspec.field(default="", name="who")
+    """Stored under its old name."""
     since_ms: int = 0
     until_ms: int | None = None
     """When the pause ends by itself; None if it must be ended by hand."""
@@ -239,12 +242,17 @@ class Pause(msgspec.Struct, frozen=True):
             raise InvalidInput(f"mode is {self.mode!r}; use 'hold' or 'drop'")
         if self.scope.kind == "queue":
             check_queue(self.scope.name)  # otherwise the pause could never apply
-        for name in ("reason", "who"):
+        for name in ("reason", "by"):
             if len(getattr(self, name)) > MAX_ERROR_CHARS:
                 raise InvalidInput(f"{name} has more than {MAX_ERROR_CHARS} characters")
         if self.until_ms is not None and self.until_ms <= self.since_ms:
             raise InvalidInput("the pause would be over before it begins; give a time in the future")
         return self
+
+    @property
+    def who(self) -> str:
+        """Old name of `by`."""
+        return self.by
 
     def lasts(self, now_ms: int) -> bool:
         """Whether it is still in force at this time."""

@@ -12,6 +12,9 @@ MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
 HORIZON_MS: Final = 10 * 366 * 24 * 3600 * 1000
 """How far ahead a task may be due: ten years."""
 
+SCHEDULES_A_CALL: Final = 100
+"""Schedules that one request of the API may read or write: some take half a second to evaluate."""
+
 MAX_PENDING: Final = 10**12
 MAX_PENDING_BYTES: Final = 2**50
 """The largest quota of an API key."""

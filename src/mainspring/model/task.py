@@ -100,8 +100,8 @@ class SubmittedTask(Task, frozen=True):
 class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     """What a put returns. `id` finds the task again, even if it was put without an id.
 
-    `Handle[int]`: `result()` returns an int. For an awaited put it is `Handle[Coroutine[Any, Any, int]]`: await the
-    result too.
+    `Handle[int]`: `result()` returns an int. For an awaited put it is `Handle[Coroutine[Any, Any, int]]`: await
+    `result()` and `cancel()` too.
     """
 
     id: str
@@ -111,9 +111,9 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     """True if the due time had already passed: the task fires at once."""
     durability: str = "server"
 
-    def _asking(self, ask: Callable[[float | Delay | None], R]) -> "Handle[R]":
-        """Tie the handle to the client that `result()` asks."""
-        self.__dict__["ask"] = ask
+    def _asking(self, ask: Callable[[float | Delay | None], R], cancel: Callable[[], Any]) -> "Handle[R]":
+        """Tie the handle to the client that `result()` and `cancel()` ask."""
+        self.__dict__.update(ask=ask, cancel=cancel)
         return cast("Handle[R]", self)
 
     def _of_task(self, namespace: str, lane: str | None) -> None:
@@ -173,6 +173,16 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
         if ask is None:
             raise MainspringError(f"this handle belongs to no client; ask client.result({self.id!r})")
         return cast("T_co", ask(timeout))
+
+    def cancel(self) -> Any:
+        """Cancel the task before it fires; `await` it if the put was awaited. Returns what `Client.cancel` returns.
+
+        The type is Any because a `Handle` without a parameter does not say whether the put was awaited.
+        """
+        cancel = self.__dict__.get("cancel")
+        if cancel is None:
+            raise MainspringError(f"this handle belongs to no client; ask client.cancel({self.id!r})")
+        return cancel()
 
 
 class PutSummary(msgspec.Struct, frozen=True):

@@ -84,10 +84,11 @@ def runs_ahead(definition: Definition, now_ms: int, count: int, within_s: float)
     until_s = time.monotonic() + within_s
     most = count if definition.max_runs is None else min(count, definition.max_runs)
     found: list[int] = []
-    at_ms = definition.slots.after(now_ms)
+    after = definition.slots.after
+    at_ms = after(now_ms)
     while at_ms is not None and len(found) < most and time.monotonic() < until_s:
         found.append(at_ms)
-        at_ms = definition.slots.after(at_ms)
+        at_ms = after(at_ms)
     return found, at_ms is not None and len(found) < most
 
 

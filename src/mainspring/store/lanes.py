@@ -33,6 +33,13 @@ async def read_pauses(store: Store) -> list[Pause]:
     return [_read_pause(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
 
 
+async def read_pause(store: Store, scope: Scope) -> Pause | None:
+    """Return the pause of exactly this scope, None if there is none in force."""
+    [raw] = await store.run_one(store.keys.slot, [("HGET", store.keys.pauses, scope.text)])
+    pause = None if raw is None else _read_pause(scope.text.encode(), raw)
+    return pause if pause is not None and pause.lasts(await store.sample_clock()) else None
+
+
 def _read_pause(name: bytes, raw: bytes) -> Pause:
     try:
         return _decode(raw)
@@ -219,6 +226,7 @@ def _info(stalled: _Stalled, failed: Failed | None, hold: _Hold | None) -> LaneI
     behind = 0 if hold is None else hold.behind
     inside = failed is not None and failed.address is not None and failed.address.slice.is_hold
     waiting = failed is not None and failed.found is not None and failed.found.state == "pending"
+    by = None if record is None else record.who or None
     return LaneInfo(
         lane=stalled.lane,
         state=state,
@@ -233,7 +241,8 @@ def _info(stalled: _Stalled, failed: Failed | None, hold: _Hold | None) -> LaneI
         next_ms=failed.found.due_ms if failed and failed.found and waiting and not inside else None,
         cause=record.cause if record is not None and state == "held" else None,
         reason=record.reason or None if record is not None else None,
-        who=record.who or None if record is not None else None,
+        by=by,
+        who=by,
         until_ms=record.until_ms if record is not None else None,
     )
 

@@ -25,7 +25,8 @@ async def test_a_paused_task_says_by_whom_since_when_why_and_until_when(ticker: 
         f"It has been due for 4 s and is paused: target log:, since {moment(now_ms)} by ops (deploy),"
         f" until {moment(now_ms + 3_600_000)}; it is delivered afterwards."
     )
-    assert (found.since_ms, found.who, found.reason) == (now_ms, "ops", "deploy")
+    assert (found.since_ms, found.by, found.reason) == (now_ms, "ops", "deploy")
+    assert found.who == found.by, "its old name"
     assert found.until_ms == now_ms + 3_600_000
     assert (await client.explain("later")).code == "not-due"
 

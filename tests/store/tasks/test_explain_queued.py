@@ -77,7 +77,7 @@ async def test_only_a_pause_of_its_queue_keeps_workers_from_it(
     await queued(ticker, lane="a")
     await ticker.client.pause(**scope, by="ops")
     found = await ticker.client.explain("x", lane="a")
-    assert (found.code, found.who) == (code, "ops" if code == "paused" else None)
+    assert (found.code, found.by) == (code, "ops" if code == "paused" else None)
     assert ("which is paused" in found.text) is (code == "paused")
 
 

@@ -360,7 +360,7 @@ def _paused(facts: Facts) -> tuple[ReasonCode, str] | None:
 
 
 def _paused_by(pause: Pause) -> str:
-    by = f" by {pause.who}" if pause.who else ""
+    by = f" by {pause.by}" if pause.by else ""
     until = "until someone resumes it" if pause.until_ms is None else f"until {moment(pause.until_ms)}"
     why = f" ({pause.reason})" if pause.reason else ""
     return f"{pause.scope.text}, since {moment(pause.since_ms)}{by}{why}, {until}"
@@ -513,7 +513,7 @@ def _explanation(facts: Facts, code: ReasonCode, text: str) -> Explanation:
     why = facts.pause if code == "paused" else facts.hold if code in ("parked", "held", *_HELD.values()) else None
     if why is not None:
         fields |= {"since_ms": why.since_ms, "reason": why.reason or None, "until_ms": why.until_ms}
-        fields["who"] = why.who or None
+        fields["by"] = fields["who"] = why.who or None
     return Explanation(
         id=facts.id,
         code=code,
