@@ -145,7 +145,7 @@ def test_a_commit_writes_few_records_however_many_left_together() -> None:
     partition = partition_with(0)
     flights = leave(partition, 1_000, ROWS)
     outcomes = Outcomes(Policies(RetryPolicy()), ManualClock(1_000), Failures(), history=HistoryRules({"log:": "all"}))
-    for settled, some in outcomes.done(FlightGroup(flights[0].live, flights, range(ROWS)), [DONE] * ROWS, 1_000):
+    for settled, some in outcomes.done(FlightGroup(flights[0].live, flights, range(ROWS)), (), [1_000] * ROWS):
         partition.settle(settled, some)
     assert partition.unwritten == ROWS
     sizes = []

@@ -75,6 +75,22 @@ async def test_a_task_that_expires_while_it_waits_for_its_host_is_not_sent(ticke
         assert host.engine.deliveries.meters.delivered["http"] == 1
 
 
+async def test_the_wait_for_a_host_is_no_part_of_the_run_that_is_recorded(tickers: Tickers) -> None:
+    async with slow_host(tickers) as host:
+        await host.ticker.client.put(host.receiver.url, "third", after="2s")
+        await host.fire()
+        host.ticker.clock.advance(seconds=600)
+        await host.answer()
+        await host.ticker.turn()
+        assert sorted(host.bodies) == [b'"first"', b'"second"', b'"third"']
+        third, second, first = sorted(
+            (run.record for run in (await host.ticker.client.runs()).runs), key=lambda one: one.due_ms, reverse=True
+        )
+        assert first.began_ms < first.due_ms + 60_000
+        for one in (second, third):
+            assert one.due_ms + 590_000 < one.began_ms <= one.ended_ms < one.began_ms + 60_000
+
+
 async def test_a_task_that_is_paused_while_it_waits_for_its_host_is_sent_after_the_pause(tickers: Tickers) -> None:
     async with slow_host(tickers) as host:
         await host.fire()

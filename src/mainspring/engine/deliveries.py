@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -60,11 +59,13 @@ def _error_of(delivery: "asyncio.Task[Sequence[Outcome]]") -> BaseException | No
 class SinkBatch:
     """Groups of one target that are delivered together."""
 
-    __slots__ = ("began_ms", "flights", "groups", "target")
+    __slots__ = ("began_ms", "flights", "groups", "sent_ms", "target")
 
     def __init__(self, target: str, groups: list[FlightGroup], began_ms: int) -> None:
         self.target, self.groups, self.began_ms = target, groups, began_ms
         self.flights = groups[0].flights if len(groups) == 1 else [one for group in groups for one in group.flights]
+        self.sent_ms = [began_ms] * len(self.flights)
+        """When each was sent: later than the batch began if it had to wait for its host."""
 
     @property
     def kind(self) -> str:
@@ -187,15 +188,16 @@ class Deliveries:
     async def _ask(self, sink: Sink, batch: SinkBatch) -> Sequence[Outcome]:
         """Return the outcomes of the sink. An error of the sink fails only this batch."""
         flights = batch.flights
-        outcomes = await sink.deliver(DeliveryBatch(flights, lambda at: self._unwanted(flights[at])))
+        outcomes = await sink.deliver(DeliveryBatch(flights, lambda at: self._unwanted(batch, at)))
         if _well_formed(outcomes, len(flights)):
             return outcomes
         return [Retry("the sink did not give one outcome for each task")] * len(flights)
 
-    def _unwanted(self, flight: Flight) -> Outcome | None:
-        """Return the outcome of a flight that waits in its sink and must not be sent any more."""
+    def _unwanted(self, batch: SinkBatch, at: int) -> Outcome | None:
+        """Return the outcome of a flight that waited in its sink and must not be sent any more. The others are sent."""
+        flight = batch.flights[at]
         partition = self._owned.get(flight.live.partition)
-        now_ms = self._clock.now_ms()  # before the lease: see `holds_lease`
+        batch.sent_ms[at] = now_ms = self._clock.now_ms()  # before the lease: see `holds_lease`
         if partition is None or flight.live.forgotten or not partition.holds_lease:
             return Retry("another node may own its partition by now", untried=True)
         if (dead := self._refused(flight, now_ms)) is not None or flight.live.to_redo(flight.index):
@@ -254,26 +256,28 @@ class Deliveries:
             self.meters.began_late(batch.kind, group.live, group.flights, batch.began_ms)
         if done == count:
             answers = getattr(self._sinks.get(batch.kind), "keeps_answers", False)
-            said = iter(outcomes if answers else ())
+            first = 0
             for group in batch.groups:
-                self._done(group, list(islice(said, len(group.flights))), batch.began_ms)
+                some = slice(first, first + len(group.flights))
+                self._done(group, outcomes[some] if answers else (), batch.sent_ms[some])
+                first = some.stop
         else:
-            for flight, outcome in zip(batch.flights, outcomes, strict=True):
+            for flight, outcome, sent_ms in zip(batch.flights, outcomes, batch.sent_ms, strict=True):
                 if isinstance(outcome, Dead) and outcome.disables:
                     self._pauses.disable(flight.body.target, outcome.reason)
-                self._settle_one(flight, outcome, batch.began_ms)
+                self._settle_one(flight, outcome, sent_ms)
         self.delivered += count
 
-    def _done(self, group: FlightGroup, said: Sequence[Outcome], began_ms: int) -> None:
+    def _done(self, group: FlightGroup, said: Sequence[Outcome], sent_ms: Sequence[int]) -> None:
         partition = self._owned.get(group.live.partition)
         if partition is None or group.live.forgotten:
             return  # another owner has it, or its slice is read again
-        for settled, flights in self._outcomes.done(group, said, began_ms):
+        for settled, flights in self._outcomes.done(group, said, sent_ms):
             self._land(partition, settled, flights)
 
-    def _settle_one(self, flight: Flight, outcome: Outcome, began_ms: int) -> None:
+    def _settle_one(self, flight: Flight, outcome: Outcome, sent_ms: int) -> None:
         if isinstance(outcome, Done):
-            self._done(FlightGroup(flight.live, [flight], [flight.index]), [outcome], began_ms)
+            self._done(FlightGroup(flight.live, [flight], [flight.index]), [outcome], [sent_ms])
             return
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
@@ -282,16 +286,16 @@ class Deliveries:
             # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
             self._keeper.lose(partition, "its lease ran out before a failed delivery was settled")
             return
-        self._land(partition, self._failed(partition, flight, outcome, began_ms), [flight])
+        self._land(partition, self._failed(partition, flight, outcome, sent_ms), [flight])
 
-    def _failed(self, partition: Partition, flight: Flight, outcome: Retry | Dead, began_ms: int) -> Settled:
+    def _failed(self, partition: Partition, flight: Flight, outcome: Retry | Dead, sent_ms: int) -> Settled:
         try:
-            return self._outcomes.failed(partition, flight, outcome, began_ms)
+            return self._outcomes.failed(partition, flight, outcome, sent_ms)
         except (ValueError, TypeError, OverflowError) as error:
             # The outcome cannot be written. Bury this task, but do not fail the others of its batch.
             log.exception("the outcome of task %s cannot be written", flight.id, extra={"task": flight.id})
             dead = Dead(f"its outcome cannot be written: {describe(error)}")
-            return self._outcomes.failed(partition, flight, dead, began_ms)
+            return self._outcomes.failed(partition, flight, dead, sent_ms)
 
     def ended_by_worker(self, flight: Flight, verdict: Verdict, traceback: str = "") -> None:
         """Settle a task that a worker has ended; the worker has already applied the retry policy."""

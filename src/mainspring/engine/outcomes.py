@@ -178,10 +178,14 @@ class Outcomes:
 
     # -- history ----------------------------------------------------------------------------------------
 
-    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, began_ms: int, now_ms: int) -> RunRecord:
-        began_ms = 0 if verdict.end in ("expired", "dropped") else began_ms
-        answer_bytes = 0 if said.response is None else len(said.response.body)
-        return RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node, answer_bytes=answer_bytes)
+    def _record(self, flight: Flight, verdict: Verdict, said: Outcome, sent_ms: int, now_ms: int) -> RunRecord:
+        began_ms = 0 if verdict.end in ("expired", "dropped") else sent_ms
+        record = RunRecord.of(flight, verdict, said, began_ms, now_ms, self._node)
+        if said.response is None:
+            return record
+        # It ended with its answer, and not with the slowest of its batch.
+        ended_ms = min(now_ms, sent_ms + said.response.duration_ms)
+        return replace(record, ended_ms=ended_ms, answer_bytes=len(said.response.body))
 
     def lost(self, group: FlightGroup) -> tuple[Run, ...]:
         """Return what the history keeps of a former owner's attempts. Flights for workers have not run yet."""
@@ -202,7 +206,7 @@ class Outcomes:
     # -- verdicts ---------------------------------------------------------------------------------------
 
     def done(
-        self, group: FlightGroup, said: Sequence[Outcome], began_ms: int
+        self, group: FlightGroup, said: Sequence[Outcome], sent_ms: Sequence[int]
     ) -> Iterator[tuple[Settled, Sequence[Flight]]]:
         """Return what commit has to write for deliveries that succeeded: most need their done bits only."""
         live, flights, now_ms = group.live, group.flights, self._clock.now_ms()
@@ -214,15 +218,15 @@ class Outcomes:
         for first in range(0, len(flights), RUNS_AN_ENTRY):
             last = first + RUNS_AN_ENTRY
             answers, runs = [], []
-            for flight, one in zip(flights[first:last], said[first:last], strict=True):
-                if isinstance(one, Done) and (answer := self._answer(flight, one, now_ms)) is not None:
+            for flight, one, at_ms in zip(flights[first:last], said[first:last], sent_ms[first:last], strict=True):
+                if isinstance(one, Done) and (answer := self._answer(flight, one, at_ms)) is not None:
                     answers.append(answer)
                 if all_kept or (live.has_schedules and self._history.keeps_all(flight.body)):
-                    runs.append(Run(self._record(flight, DELIVERED, one, began_ms, now_ms), _details(one)))
+                    runs.append(Run(self._record(flight, DELIVERED, one, at_ms, now_ms), _details(one)))
             settled = Settled(live, group.indexes[first:last], delivered=True, answers=tuple(answers), runs=tuple(runs))
             yield settled, flights[first:last]
 
-    def _answer(self, flight: Flight, outcome: Done, now_ms: int) -> KeptResult | None:
+    def _answer(self, flight: Flight, outcome: Done, sent_ms: int) -> KeptResult | None:
         """Return the receiver's response as the stored result that callers wait for."""
         if not outcome.keep_ms or outcome.response is None:
             return None
@@ -232,13 +236,13 @@ class Outcomes:
             worker=self._node,
             target=flight.target,
             due_ms=flight.original_due_ms,
-            started_ms=now_ms - outcome.response.duration_ms,
-            ended_ms=now_ms,
+            started_ms=sent_ms,
+            ended_ms=sent_ms + outcome.response.duration_ms,
             response=outcome.response,
         )
         return KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms)
 
-    def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, began_ms: int) -> Settled:
+    def failed(self, partition: Partition, flight: Flight, said: Retry | Dead, sent_ms: int) -> Settled:
         """Return what commit has to write for a failed delivery, by the retry policy."""
         now_ms = self._clock.now_ms()
         lane = None if flight.body.lane is None else self._lanes.of(flight.body.target)
@@ -247,7 +251,7 @@ class Outcomes:
         settled = self._carry_out(partition, flight, verdict, trace_of(said.error), said.response)
         if not verdict.counted:
             return settled
-        record = self._record(flight, verdict, said, began_ms, now_ms)
+        record = self._record(flight, verdict, said, sent_ms, now_ms)
         self._failures.report(record.failure(said, flight.idempotency_key))
         return settled._replace(runs=(Run(record, _details(said)),)) if self._history.keeps(record) else settled
 
