@@ -144,6 +144,22 @@ async def test_many_schedules_are_added_and_found_at_once(api: Api) -> None:
     assert (await api.post("/v1/schedules:find", {"names": []})).json == {"schedules": []}
 
 
+async def test_schedules_that_are_slow_to_evaluate_take_a_request_no_longer_than_one_preview(api: Api) -> None:
+    """Nearly all of their planned times are excluded, so each takes half a second; and one answer has a hundred."""
+    slow = {
+        "cron": "0-58 * * * *", "exclude": ["1-58 * * * *", "0 0-22 * * *", "0 23 1-30 * *", "0 23 31 1-11 *"],
+        "target": "log:",
+    }  # fmt: skip
+    names = [f"slow-{n:02}" for n in range(100)]
+    added = await api.post("/v1/schedules:batch", {"schedules": [{**slow, "name": one} for one in names]})
+    assert added.status == 200
+    found = (await api.post("/v1/schedules:find", {"names": names})).json["schedules"]
+    assert [one["name"] for one in found] == names
+    looked_at = ["worst_case" in one for one in found]
+    assert looked_at == sorted(looked_at, reverse=True)
+    assert 1 <= sum(looked_at) < 50
+
+
 async def test_a_wrong_schedule_of_many_is_named_and_none_of_them_is_written(api: Api) -> None:
     await add(api)
     good = {"name": "good", "every": "1h", "target": "log:"}

@@ -1,12 +1,14 @@
 """`/v1/schedules`: recurring work, as it is posted and answered."""
 
 import asyncio
+import time
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..client.schedules import AddOutcome, OnExisting
+from ..config.config import Config
 from ..model.audit import changes, of_schedule
 from ..model.errors import InvalidInput
 from ..model.limits import LAST_SHOWN_MS, SCHEDULES_A_CALL
@@ -163,7 +165,8 @@ class AddedSchedules(msgspec.Struct):
 
 
 class FoundSchedules(msgspec.Struct):
-    """The schedules that exist, each with its `worst_case` and `findings`."""
+    """The schedules that exist, with `worst_case` and `findings`: without those of the last ones if the search for the
+    first took longer than two seconds."""
 
     schedules: list[Schedule]
 
@@ -282,10 +285,15 @@ async def find_schedules(call: Call) -> Answer:
     _check_count(len(names))
     found = await call.client.schedules.get_many(names)
     seen = [view for view in found.values() if call.key.sees(view.definition.target)]
-    now_ms, config = call.client.store.clock.now_ms(), call.node.config
     async with call.app.previewing:
-        shown = await asyncio.to_thread(lambda: [with_outlook(view, now_ms, config).as_dict() for view in seen])
-    return answer({"schedules": shown})
+        shown = await asyncio.to_thread(_with_outlooks, seen, call.client.store.clock.now_ms(), call.node.config)
+    return answer({"schedules": [view.as_dict() for view in shown]})
+
+
+def _with_outlooks(views: list[ScheduleView], now_ms: int, config: Config) -> list[ScheduleView]:
+    """Return the views with their outlooks, as many as there is time for: others wait for a preview."""
+    until_s = time.monotonic() + LOOK_S
+    return [with_outlook(view, now_ms, config) if time.monotonic() < until_s else view for view in views]
 
 
 def _check_count(count: int) -> None:
