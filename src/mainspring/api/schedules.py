@@ -283,9 +283,9 @@ async def find_schedules(call: Call) -> Answer:
     """Answer with many schedules at once. Those that the key may not see are left out, as unknown ones are."""
     names: list[str] = call.body.names
     _check_count(len(names))
-    found = await call.client.schedules.get_many(names)
-    seen = [view for view in found.values() if call.key.sees(view.definition.target)]
-    async with call.app.previewing:
+    async with call.app.previewing:  # one at a time: a hundred payloads may take some megabytes
+        found = await call.client.schedules.get_many(names)
+        seen = [view for view in found.values() if call.key.sees(view.definition.target)]
         shown = await asyncio.to_thread(_with_outlooks, seen, call.client.store.clock.now_ms(), call.node.config)
     return answer({"schedules": [view.as_dict() for view in shown]})
 
